@@ -1,0 +1,76 @@
+"""Where each record lives below a cluster's prefix: the one place that spells keys.
+
+::
+
+    cluster.json                               ClusterSpec
+    nodes/<node>.json                          NodeRecord
+    rank0/<version>                            ledger of Rank0
+    queue/<version>                            ledger of job ids: the line
+    code/<sha256>.tar.zst                      packed folders, each once
+    jobs/<job>/spec.json                       JobSpec
+    jobs/<job>/cancel                          present once someone asked for it
+    jobs/<job>/rounds/<version>                ledger of Round
+    jobs/<job>/exits/<round>/<node>.json       NodeExit
+    jobs/<job>/logs/<round>/<node>/<n>.jsonl   what the workers printed
+    jobs/<job>/metrics/<round>/<node>/<n>.jsonl
+    jobs/<job>/tensorboard/<round>-<node>/…    event files
+    jobs/<job>/checkpoints/ledger/<version>    ledger of CheckpointLog
+    jobs/<job>/checkpoints/<step>-r<round>/…   their files
+"""
+
+from __future__ import annotations
+
+CLUSTER = "cluster.json"
+NODES = "nodes"
+RANK0 = "rank0"
+QUEUE = "queue"
+JOBS = "jobs"
+
+
+def node(name: str) -> str:
+    return f"{NODES}/{name}.json"
+
+
+def code(digest: str) -> str:
+    return f"code/{digest}.tar.zst"
+
+
+def job_spec(job: str) -> str:
+    return f"{JOBS}/{job}/spec.json"
+
+
+def cancel(job: str) -> str:
+    return f"{JOBS}/{job}/cancel"
+
+
+def rounds(job: str) -> str:
+    return f"{JOBS}/{job}/rounds"
+
+
+def exits(job: str, number: int) -> str:
+    return f"{JOBS}/{job}/exits/{number:06d}"
+
+
+def node_exit(job: str, number: int, name: str) -> str:
+    return f"{exits(job, number)}/{name}.json"
+
+
+def logs(job: str) -> str:
+    return f"{JOBS}/{job}/logs"
+
+
+def metrics(job: str) -> str:
+    return f"{JOBS}/{job}/metrics"
+
+
+def chunks(stream: str, number: int, name: str) -> str:
+    """Folder of the chunks of one node in one round, under ``logs(job)`` or ``metrics(job)``."""
+    return f"{stream}/{number:06d}/{name}"
+
+
+def tensorboard(job: str) -> str:
+    return f"{JOBS}/{job}/tensorboard"
+
+
+def checkpoints(job: str) -> str:
+    return f"{JOBS}/{job}/checkpoints"

@@ -1,0 +1,229 @@
+"""What is written into the bucket: plain data, as JSON. Never pickled: write access must not be code execution.
+
+Every record is frozen: a change is a new record. Unknown fields are ignored on reading, so that an older agent
+understands a newer one. Wall-clock fields (``…_at``, seconds since the epoch) are for people; nothing decides by them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from gpuctl.cluster.errors import CorruptRecord
+
+T = TypeVar("T")
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``cluster.json``: what ``up`` created, enough for any node or laptop to take part."""
+
+    name: str
+    provider: str
+    nodes_min: int
+    nodes_max: int
+    slots: int | None = None
+    """Worker processes per node; ``None`` means the GPUs found, else 1."""
+    heartbeat_s: float = 1.0
+    """Seconds between two heartbeats of a node."""
+    lease_s: float = 3.0
+    """Seconds without a change of heartbeat after which a node is taken for lost."""
+    token: str = ""
+    """Shared secret of the nodes' direct questions (see ``peers``)."""
+    created_at: float = 0.0
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A cloud's word that it will take a node."""
+
+    lead_s: float
+    """Seconds between the notice and the loss, as the cloud promises it."""
+    at: float
+    source: str = "signal"
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far the workers of one node are, from the file they keep (see ``trainers.metrics``)."""
+
+    job: str
+    round: int
+    step: int
+    loss: float | None = None
+    steps_per_s: float | None = None
+    at: float = 0.0
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``nodes/<node>.json``: a node's heartbeat. It is alive as long as ``beat`` keeps changing."""
+
+    node: str
+    incarnation: str
+    """Changes whenever the agent starts anew: a restarted agent has lost its workers, so it is another member."""
+    beat: int
+    address: str
+    port: int
+    """Where the agent answers direct questions (see ``peers``)."""
+    slots: int = 1
+    devices: tuple[str, ...] = ()
+    spare_ports: tuple[int, ...] = ()
+    """Ports that the agent holds, listening, for the rendezvous of a round it is master of. Each is used once."""
+    ready: bool = False
+    """The warm interpreter is up: a round that this node joins costs the others no imports."""
+    notice: Notice | None = None
+    health: str = "ok"
+    drainable: bool = False
+    """All workers here catch SIGTERM, so stopping them loses no step."""
+    progress: Progress | None = None
+    rounds: dict[str, int] = {}
+    """Only rank 0's: the newest ledger version of each job that is not over. The others watch this one key."""
+    view: dict[str, str] = {}
+    """Only rank 0's: how it sees each node ("live", "leaving", "lost"), for ``status``."""
+    version: str = ""
+    started_at: float = 0.0
+
+
+class Rank0(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry of the ``rank0/`` ledger. Its version is the epoch: a higher one has deposed all lower ones."""
+
+    node: str
+    incarnation: str
+    address: str
+    port: int
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``jobs/<job>/spec.json``: what ``gpuctl train`` asked for."""
+
+    job: str
+    number: int
+    """Position in line."""
+    script: str
+    """Path of the script, relative to the packed folder."""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    code: str = ""
+    """SHA-256 of the packed folder, kept at ``code/<digest>.tar.zst``."""
+    nodes_min: int = 1
+    nodes_max: int = 1
+    nproc: int | None = None
+    max_restarts: int = 0
+    submitted_at: float = 0.0
+    submitted_by: str = ""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node in a round, in rank order."""
+
+    node: str
+    incarnation: str
+    address: str
+    nproc: int
+
+
+Phase = Literal["run", "drain", "wait", "ended"]
+Result = Literal["succeeded", "failed", "cancelled"]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a job ended."""
+
+    result: Result
+    exit_code: int
+    message: str = ""
+    traceback: str = ""
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry of a job's ``rounds/`` ledger: the world the job now lives in.
+
+    ``number`` is the fence. It grows with each new world; the phases of one world (``run``, then ``drain``) share it.
+    ``wait`` is a world without members: there are too few nodes, and whoever still runs must stop.
+    """
+
+    job: str
+    number: int
+    phase: Phase
+    epoch: int
+    """The rank-0 epoch that decided it."""
+    members: tuple[Member, ...] = ()
+    master_address: str = ""
+    master_port: int = 0
+    reason: str = ""
+    failures: int = 0
+    """Times the script itself has failed so far; only these count against ``max_restarts``."""
+    drain_s: float = 0.0
+    """In phase ``drain``: seconds the workers have for a last checkpoint."""
+    outcome: Outcome | None = None
+    at: float = 0.0
+
+    def rank_of(self, node: str, incarnation: str) -> int | None:
+        """The node's rank in this round (torchrun's group rank), or ``None`` if this life of the node is not in it."""
+        for rank, member in enumerate(self.members):
+            if (member.node, member.incarnation) == (node, incarnation):
+                return rank
+        return None
+
+
+class RankExit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one worker process ended."""
+
+    rank: int
+    local_rank: int
+    exit_code: int
+    """As the shell has it: 128 + signal number for a process that a signal ended."""
+    message: str = ""
+    traceback: str = ""
+    at: float = 0.0
+
+
+class NodeExit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``jobs/<job>/exits/<round>/<node>.json``: how a node's workers ended in one round."""
+
+    job: str
+    round: int
+    node: str
+    incarnation: str
+    status: Literal["completed", "drained", "failed", "stopped"]
+    """``drained``: they wrote a last checkpoint on request; ``stopped``: the world changed and the agent ended them."""
+    last_step: int | None = None
+    """The last optimizer step that finished here, for counting steps redone."""
+    ranks: tuple[RankExit, ...] = ()
+    at: float = 0.0
+
+
+class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One committed checkpoint."""
+
+    step: int
+    round: int
+    path: str
+    """Key prefix of its files, below the job's checkpoint folder."""
+    bytes: int
+    world: int
+    at: float = 0.0
+    sha256: dict[str, str] = {}
+    """Digest of each file under ``path``."""
+
+
+class CheckpointLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A value of the ``checkpoints/ledger``: the committed steps, oldest first, and the fence.
+
+    A new round raises ``fence`` before it restores; from then on a commit of a lower round loses (see ``Fenced``).
+    """
+
+    fence: int = 0
+    entries: tuple[CheckpointEntry, ...] = ()
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes, kind: type[T], key: str) -> T:
+    """Raises ``CorruptRecord`` naming ``key`` and the field."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise CorruptRecord(
+            f"{key} is not a {kind.__name__}: {error}", "was it written by another version of gpuctl?"
+        ) from error

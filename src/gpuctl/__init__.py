@@ -1,0 +1,31 @@
+"""gpuctl rents the cheapest GPUs a cloud will give, runs your training script on them, and treats losing a machine as
+a normal event.
+
+The public names below are loaded on first use, so that ``import gpuctl`` costs nothing in a process that only reads a
+status: ``torch`` is imported by the first of them that needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuctl.trainers.checkpoint import Checkpointer
+    from gpuctl.trainers.metrics import log_metrics
+    from gpuctl.trainers.trainer import Trainer
+
+__version__ = "0.1.0"
+__all__ = ["Checkpointer", "Trainer", "__version__", "log_metrics"]
+
+_HOMES = {
+    "Checkpointer": "gpuctl.trainers.checkpoint",
+    "Trainer": "gpuctl.trainers.trainer",
+    "log_metrics": "gpuctl.trainers.metrics",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gpuctl' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
