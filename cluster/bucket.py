@@ -1,7 +1,7 @@
 """The bucket: object storage of any kind behind five verbs, and the probe that refuses one that cannot decide.
 
-URLs: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:///folder``, ``memory://`` (tests). Options of
-the store follow as a query: ``s3://b/p?endpoint=http://127.0.0.1:9000&region=us-east-1`` (any key that obstore's store
+URLs: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:///folder``, ``memory://`` (tests). Options
+of the store follow as a query: ``s3://b/p?endpoint=http://127.0.0.1:9000&region=us-east-1`` (any key that obstore's store
 takes). Credentials come from the environment or the machine's identity as for the vendor's own tools; a query may
 carry them for tests, but a URL is shown on screens, so do not put secrets there.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +47,10 @@ class Store(Protocol):
 
     def get(self, key: str) -> bytes | None: ...
 
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """``get`` of each, in order; at the same time where that is quicker."""
+        ...
+
     def put(self, key: str, data: bytes) -> None: ...
 
     def create(self, key: str, data: bytes) -> bool:
@@ -77,6 +82,12 @@ class Bucket:
                 return bytes(obstore.get(self.raw, key).bytes())
             except FileNotFoundError:
                 return None
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        if len(keys) < 2 or self.url.startswith("file:"):
+            return [self.get(key) for key in keys]
+        with ThreadPoolExecutor(min(len(keys), 32)) as pool:
+            return list(pool.map(self.get, keys))
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Bytes ``[start, end)`` of an object that exists."""

@@ -93,7 +93,11 @@ class Ledger(Generic[T]):
 
     def history(self) -> list[Version[T]]:
         """Every version that is still there, oldest first."""
-        found = [Version(self._get(number), number) for number in self._versions(after=0)]
+        return self.since(0)
+
+    def since(self, number: int) -> list[Version[T]]:
+        """Every version above ``number``, oldest first."""
+        found = [Version(self._get(n), n) for n in self._versions(after=number)]
         return [version for version in found if version.value is not None]
 
     def _is_mine(self, key: str, mark: str) -> bool:

@@ -76,6 +76,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: Progress | None = None
     rounds: dict[str, int] = {}
     """Only rank 0's: the newest ledger version of each job that is not over. The others watch this one key."""
+    line: int = 0
+    """Only rank 0's: the newest version of the ``queue/`` ledger it has taken into account."""
     view: dict[str, str] = {}
     """Only rank 0's: how it sees each node ("live", "leaving", "lost"), for ``status``."""
     version: str = ""

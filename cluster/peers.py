@@ -1,0 +1,214 @@
+"""Direct questions between agents. The bucket decides; these only make it quick.
+
+Rank 0 keeps one connection to every other agent. Both ends say something every second, so each learns of the other's
+
+- death: the kernel closes the connection at once, and the port refuses a new one (``gone``);
+- silence: a machine that lost power or network closes nothing, but says nothing either (``silent``).
+
+The same connection carries a *poke*: "there is something new in the bucket, look now".
+
+Wire format: JSON lines. The first line names the caller and carries the cluster's token; after the answer ``ok`` each
+line is ``"."`` (I am here) or ``"poke"``. Nothing else is accepted, so that whoever reaches the port can do nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.mingle import Sign
+from gpuctl.cluster.records import NodeRecord
+
+Life = tuple[str, str]
+"""(node, incarnation)"""
+
+_EVERY_S = 1.0
+_DIAL_S = 1.0
+_LINE_LIMIT = 4096
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: str
+    port: int
+    sign: Sign = "unknown"
+    heard_at: float = 0.0
+    writer: asyncio.StreamWriter | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class Peers:
+    """An agent's direct contact with the others: an ``Evidence`` on an event loop in a thread of its own.
+
+    ``on_news`` is called, from that thread, when a peer died, answered for the first time, or poked.
+    """
+
+    def __init__(self, clock: Clock, *, token: str, silent_s: float, on_news: Callable[[], None]) -> None:
+        self._clock = clock
+        self._token = token
+        self._silent_s = silent_s
+        self._on_news = on_news
+        self._peers: dict[Life, _Peer] = {}
+        self._attended: set[Life] = set()
+        self._me: NodeRecord | None = None
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="peers", daemon=True)
+
+    def start(self, address: str) -> int:
+        """Listen on ``address``, on a port the kernel chooses; returns it."""
+        self._thread.start()
+        return self._run(self._listen(address))
+
+    def introduce(self, me: NodeRecord) -> None:
+        """Who this agent is, once it knows its port."""
+        self._me = me
+        self._loop.call_soon_threadsafe(self._loop.create_task, self._speak_regularly())
+
+    def stop(self) -> None:
+        async def close() -> None:
+            if self._server:
+                self._server.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            self._run(close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=2)
+
+    def of(self, node: str, incarnation: str) -> Sign:
+        peer = self._peers.get((node, incarnation))
+        if peer is None:
+            return "unknown"
+        if peer.sign == "up" and self._clock.monotonic() - peer.heard_at > self._silent_s:
+            return "silent"
+        return peer.sign
+
+    def attend(self, records: Iterable[NodeRecord]) -> None:
+        wanted = {(r.node, r.incarnation): (r.address, r.port) for r in records}
+        self._loop.call_soon_threadsafe(self._attend, wanted)
+
+    def poke(self) -> None:
+        self._loop.call_soon_threadsafe(self._say, "poke", True)
+
+    # -- on the loop --------------------------------------------------------------------------------------------------
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=5)
+
+    async def _listen(self, address: str) -> int:
+        self._server = await asyncio.start_server(self._accept, address, 0, limit=_LINE_LIMIT)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def _attend(self, wanted: dict[Life, tuple[str, int]]) -> None:
+        self._attended = set(wanted)
+        for life, (address, port) in wanted.items():
+            peer = self._peers.setdefault(life, _Peer(address, port))
+            if peer.writer is None and peer.task is None:
+                peer.task = self._loop.create_task(self._dial(life, peer))
+        for life in [life for life, peer in self._peers.items() if peer.writer is None and peer.task is None]:
+            if life not in wanted and self._peers[life].sign != "gone":
+                del self._peers[life]
+
+    async def _dial(self, life: Life, peer: _Peer) -> None:
+        """Connect, introduce ourselves, and listen until the connection ends; then look why it did."""
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(peer.address, peer.port, limit=_LINE_LIMIT), _DIAL_S
+            )
+        except ConnectionRefusedError:
+            self._note(peer, "gone")
+            return
+        except (TimeoutError, OSError):
+            return
+        finally:
+            peer.task = None
+        assert self._me is not None
+        hello = {"token": self._token, "node": self._me.node, "incarnation": self._me.incarnation}
+        hello |= {"address": self._me.address, "port": self._me.port, "to": list(life)}
+        try:
+            writer.write(json.dumps(hello).encode() + b"\n")
+            answer = await asyncio.wait_for(reader.readline(), _DIAL_S)
+        except (TimeoutError, OSError):
+            writer.close()
+            return
+        if answer.strip() != b"ok":
+            writer.close()
+            self._note(peer, "gone")  # another life answers at this port
+            return
+        await self._listen_to(life, peer, reader, writer)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            hello = json.loads(await asyncio.wait_for(reader.readline(), _DIAL_S))
+            trusted = hmac.compare_digest(str(hello["token"]), self._token)
+            life, to = (str(hello["node"]), str(hello["incarnation"])), tuple(hello["to"])
+            address, port = str(hello["address"]), int(hello["port"])
+        except (TimeoutError, OSError, ValueError, KeyError, TypeError):
+            writer.close()
+            return
+        me = self._me
+        if not trusted or me is None or to != (me.node, me.incarnation):
+            writer.write(b"no\n")
+            writer.close()
+            return
+        writer.write(b"ok\n")
+        peer = self._peers.setdefault(life, _Peer(address, port))
+        await self._listen_to(life, peer, reader, writer)
+
+    async def _listen_to(
+        self, life: Life, peer: _Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        peer.writer = writer
+        peer.heard_at = self._clock.monotonic()
+        self._note(peer, "up")
+        with contextlib.suppress(OSError, ValueError):
+            while line := await reader.readline():
+                peer.heard_at = self._clock.monotonic()
+                if line.strip() == b'"poke"':
+                    self._on_news()
+        writer.close()
+        if peer.writer is writer:
+            peer.writer = None
+            peer.sign = "unknown"
+            if peer.task is None:
+                peer.task = self._loop.create_task(self._ask_why(life, peer))
+
+    async def _ask_why(self, life: Life, peer: _Peer) -> None:
+        """The connection broke: if the port refuses another one, the process is gone."""
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(peer.address, peer.port), _DIAL_S)
+            writer.close()
+        except ConnectionRefusedError:
+            self._note(peer, "gone")
+        except (TimeoutError, OSError):
+            pass
+        finally:
+            peer.task = None
+        if peer.sign != "gone" and life in self._attended:
+            peer.task = self._loop.create_task(self._dial(life, peer))
+
+    def _note(self, peer: _Peer, sign: Sign) -> None:
+        if peer.sign != sign:
+            peer.sign = sign
+            self._on_news()
+
+    def _say(self, word: str, attended_only: bool) -> None:
+        for life, peer in self._peers.items():
+            if peer.writer is not None and (life in self._attended or not attended_only):
+                with contextlib.suppress(OSError):
+                    peer.writer.write(json.dumps(word).encode() + b"\n")
+
+    async def _speak_regularly(self) -> None:
+        while True:
+            self._say(".", False)
+            await asyncio.sleep(_EVERY_S)
