@@ -1,0 +1,90 @@
+# Needs Python >= 3.11, make and a package index. Everything else goes into .venv, once.
+#
+#   make demo PYTHON=/path/to/python3.12     another interpreter than the first one found
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The one that the pins were tested with first.
+CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python)
+
+# pip applies -c to what it installs, and these to the isolated environment that builds gpuctl itself (pip before 25.3
+# reads the first, later ones the second). A relative path, because pip splits these at spaces.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# A .venv that was copied here, was never finished or has lost its interpreter is made anew.
+healthy = [ "$$($(BIN)/python -c 'import gpuctl; print(gpuctl.__file__)' 2>/dev/null)" = "$(CURDIR)/src/gpuctl/__init__.py" ]
+ifneq ($(shell $(healthy) && echo yes),yes)
+SICK := sick
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint types contracts unit format constraints clean sick
+.NOTPARALLEL:
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+demo: $(STAMP) ## Four nodes on this machine, two of them lost on the way
+	$(BIN)/gpuctl demo
+
+test: lint types contracts unit ## Linters, strict types, import contracts, all tests
+
+bench: $(STAMP) ## Measure against the references, side by side (build/bench.json)
+	$(BIN)/python tests/bench/main.py
+
+setup: $(STAMP) ## Only make .venv
+
+lint: $(STAMP) ## Formatting and lint rules
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+
+types: $(STAMP) ## Strict types
+	$(BIN)/python -m mypy
+
+contracts: $(STAMP) ## Imports go down only
+	$(BIN)/lint-imports --no-logo --no-cache
+
+unit: $(STAMP) ## All tests and nothing else
+	$(BIN)/python -m pytest
+
+format: $(STAMP) ## Format, and mend what can be mended
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
+
+$(STAMP): pyproject.toml constraints.txt $(SICK)
+	@$(healthy) || { $(find_python) && "$$chosen" -m venv --clear $(VENV); }
+	@echo "make: installing into $(VENV) (only this once; torch is large)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+constraints: ## Pin anew: the newest versions that pyproject.toml allows (then run the tests)
+	@$(find_python) && "$$chosen" -m venv --clear build/pins
+	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/pins/bin/python -m pip install --quiet '.[dev]'
+	@sed '/^[^#]/d' constraints.txt > build/constraints.txt
+	@build/pins/bin/python -m pip freeze | $(portable_pins) >> build/constraints.txt
+	@mv build/constraints.txt constraints.txt
+	@rm -rf build/pins
+
+clean: ## Remove .venv and all that was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Not gpuctl itself, not the local part of "2.13.0+cpu", and nothing that only torch for CUDA brings (it pins that itself).
+portable_pins = sed -E -e '/^(gpuctl|nvidia|cuda|triton)/d' -e 's/\+[a-z0-9.]+$$//'
+
+define find_python
+found=; chosen=; \
+for python in $(CANDIDATES); do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	found="$$python"; \
+	"$$python" -c 'import venv, ensurepip' 2>/dev/null && chosen="$$python" && break; \
+done; \
+if [ -z "$$found" ]; then \
+	echo "make: no Python >= 3.11 among: $(CANDIDATES); install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; \
+elif [ -z "$$chosen" ]; then \
+	echo "make: $$found lacks the venv module; install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; \
+fi
+endef
