@@ -65,7 +65,8 @@ class Peers:
     def start(self, address: str) -> int:
         """Listen on ``address``, on a port the kernel chooses; returns it."""
         self._thread.start()
-        return self._run(self._listen(address))
+        port: int = self._run(self._listen(address))
+        return port
 
     def introduce(self, me: NodeRecord) -> None:
         """Who this agent is, once it knows its port."""
@@ -122,30 +123,36 @@ class Peers:
     async def _dial(self, life: Life, peer: _Peer) -> None:
         """Connect, introduce ourselves, and listen until the connection ends; then look why it did."""
         try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(peer.address, peer.port, limit=_LINE_LIMIT), _DIAL_S
-            )
-        except ConnectionRefusedError:
-            self._note(peer, "gone")
-            return
-        except (TimeoutError, OSError):
-            return
+            connection = await self._connect(life, peer)
         finally:
             peer.task = None
+        if connection:
+            await self._listen_to(life, peer, *connection)
+
+    async def _connect(self, life: Life, peer: _Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         assert self._me is not None
-        hello = {"token": self._token, "node": self._me.node, "incarnation": self._me.incarnation}
-        hello |= {"address": self._me.address, "port": self._me.port, "to": list(life)}
+        try:
+            opening = asyncio.open_connection(peer.address, peer.port, limit=_LINE_LIMIT)
+            reader, writer = await asyncio.wait_for(opening, _DIAL_S)
+        except ConnectionRefusedError:
+            self._note(peer, "gone")
+            return None
+        except (TimeoutError, OSError):
+            return None
+        hello: dict[str, Any] = {"token": self._token, "node": self._me.node, "incarnation": self._me.incarnation}
+        hello |= {"address": self._me.address, "port": self._me.port, "to": life}
         try:
             writer.write(json.dumps(hello).encode() + b"\n")
             answer = await asyncio.wait_for(reader.readline(), _DIAL_S)
         except (TimeoutError, OSError):
             writer.close()
-            return
-        if answer.strip() != b"ok":
-            writer.close()
+            return None
+        if answer.strip() == b"ok":
+            return reader, writer
+        writer.close()
+        if answer.strip() == b"no":
             self._note(peer, "gone")  # another life answers at this port
-            return
-        await self._listen_to(life, peer, reader, writer)
+        return None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -157,7 +164,10 @@ class Peers:
             writer.close()
             return
         me = self._me
-        if not trusted or me is None or to != (me.node, me.incarnation):
+        if not trusted or me is None:
+            writer.close()
+            return
+        if to != (me.node, me.incarnation):
             writer.write(b"no\n")
             writer.close()
             return

@@ -1,0 +1,1 @@
+"""What creates machines: a provider per cloud, ``local`` among them, and the clusters this user has made with them."""

@@ -1,0 +1,63 @@
+"""The clusters this user has made, noted below the user's state directory: name, provider, and where the bucket is.
+
+Only a convenience: everything about a cluster but these three facts is in its bucket.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.records import decode
+
+
+class KnownCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``<state>/clusters/<name>.json``"""
+
+    name: str
+    provider: str
+    bucket: str
+    """URL of the cluster's own prefix."""
+    created_at: float = 0.0
+
+
+def state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """``$GPUCTL_STATE_DIR``, else ``$XDG_STATE_HOME/gpuctl``, else ``~/.local/state/gpuctl``."""
+    if env.get("GPUCTL_STATE_DIR"):
+        return Path(env["GPUCTL_STATE_DIR"]).absolute()
+    base = env.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "gpuctl"
+
+
+def remember(cluster: KnownCluster) -> None:
+    folder = state_dir() / "clusters"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{cluster.name}.json"
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.encode(cluster))
+    partial.chmod(0o600)
+    partial.replace(path)
+
+
+def forget(name: str) -> None:
+    (state_dir() / "clusters" / f"{name}.json").unlink(missing_ok=True)
+
+
+def known_clusters() -> list[KnownCluster]:
+    """By name."""
+    files = sorted((state_dir() / "clusters").glob("*.json"))
+    return [decode(path.read_bytes(), KnownCluster, str(path)) for path in files]
+
+
+def find(name: str) -> KnownCluster:
+    """Raises ``BadInput`` if there is none of that name."""
+    path = state_dir() / "clusters" / f"{name}.json"
+    if not path.exists():
+        others = ", ".join(c.name for c in known_clusters())
+        hint = f"there are: {others} (choose with --cluster)" if others else "make one with `gpuctl up`"
+        raise BadInput(f"there is no cluster named {name!r}", hint)
+    return decode(path.read_bytes(), KnownCluster, str(path))

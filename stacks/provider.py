@@ -1,0 +1,65 @@
+"""What a provider answers, and the table of those there are.
+
+A provider makes machines that run the agent and takes them away; everything else (jobs, logs, checkpoints, status)
+goes through the bucket and is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.known import KnownCluster
+
+Say = Callable[[str], None]
+"""Takes one line of progress, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpRequest:
+    """What ``gpuctl up`` was asked for."""
+
+    name: str
+    nodes_min: int
+    nodes_max: int
+    slots: int | None = None
+    """Worker processes per node; ``None``: the GPUs found, else 1."""
+    bucket: str | None = None
+    """URL of the bucket and prefix for the cluster; ``None``: the provider makes or chooses one."""
+
+
+class Provider(Protocol):
+    """All verbs may be repeated: what is already so stays so."""
+
+    def up(self, request: UpRequest, say: Say) -> KnownCluster:
+        """Make the cluster, or what is missing of it, and wait until its nodes are live.
+
+        Raises ``BadInput`` if a cluster of this name exists in another size.
+        """
+        ...
+
+    def down(self, cluster: KnownCluster, say: Say) -> list[str]:
+        """Take everything away but the bucket, then look without relying on what was noted: names what is left."""
+        ...
+
+    def preempt(
+        self, cluster: KnownCluster, node: str, notice_s: float, replace_after_s: float | None, say: Say
+    ) -> None:
+        """Take a node away as a cloud would: a notice, ``notice_s`` later an end without mercy (at once if 0), and a
+        replacement after ``replace_after_s`` seconds (``None``: never). Returns when that has happened."""
+        ...
+
+
+_PROVIDERS = {"local": "gpuctl.stacks.local:LocalProvider"}
+
+
+def provider(name: str) -> Provider:
+    """Raises ``BadInput`` naming the providers there are."""
+    if name not in _PROVIDERS:
+        raise BadInput(f"unknown provider {name!r}", f"use one of: {', '.join(_PROVIDERS)}")
+    module, _, attribute = _PROVIDERS[name].partition(":")
+    made: Provider = getattr(import_module(module), attribute)()
+    return made
