@@ -64,7 +64,7 @@ constraints: ## Pin anew: the newest versions that pyproject.toml allows (then r
 	@$(find_python) && "$$chosen" -m venv --clear build/pins
 	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/pins/bin/python -m pip install --quiet '.[dev]'
 	@sed '/^[^#]/d' constraints.txt > build/constraints.txt
-	@build/pins/bin/python -m pip freeze | $(portable_pins) >> build/constraints.txt
+	@build/pins/bin/python -m pip freeze --all | $(portable_pins) >> build/constraints.txt
 	@mv build/constraints.txt constraints.txt
 	@rm -rf build/pins
 
@@ -72,8 +72,8 @@ clean: ## Remove .venv and all that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Not gpuctl itself, not the local part of "2.13.0+cpu", and nothing that only torch for CUDA brings (it pins that itself).
-portable_pins = sed -E -e '/^(gpuctl|nvidia|cuda|triton)/d' -e 's/\+[a-z0-9.]+$$//'
+# Not gpuctl and pip, not the local part of "2.13.0+cpu", and nothing that only torch for CUDA brings (it pins that itself).
+portable_pins = sed -E -e '/^(gpuctl|pip|nvidia|cuda|triton)[-_= ]/d' -e 's/\+[a-z0-9.]+$$//'
 
 define find_python
 found=; chosen=; \
