@@ -43,10 +43,6 @@ class Evidence(Protocol):
         """Keep a connection to each of these (rank 0 calls this)."""
         ...
 
-    def poke(self) -> None:
-        """Tell those attended to that there is something new to read."""
-        ...
-
 
 class Mingle:
     """One node's part in the cluster. ``tick`` is for one thread; ``heartbeat`` may be called from another.
@@ -90,8 +86,11 @@ class Mingle:
         """This node's record, with what rank 0 tells the others in it."""
         return replace(self._me(), beat=beat, **self._told)
 
-    def tick(self) -> None:
-        """One look and, on rank 0, one decision for each job. ``jobs`` then holds what to obey."""
+    def tick(self) -> bool:
+        """One look and, on rank 0, one decision for each job. ``jobs`` then holds what to obey.
+
+        ``True`` if rank 0 decided something: write a heartbeat, which names it, and then poke the others.
+        """
         me = self._me()
         self.lease.refresh()
         if not self.lease.is_held_by(me):
@@ -102,11 +101,13 @@ class Mingle:
             if not self.leads:
                 self._take_over()
             self._observe(me)
-            self._lead(me)
+            decided = self._lead(me)
         else:
             self._follow()
+            decided = False
         versions = {job: version.number for job, version in self.jobs.items()}
         self._told = {"rounds": versions, "line": self.line, "view": dict(self.view)} if self.leads else {}
+        return decided
 
     # -- everybody ----------------------------------------------------------------------------------------------------
 
@@ -227,7 +228,7 @@ class Mingle:
             return "new"
         return "leaving" if seen.record.notice else "live"
 
-    def _lead(self, me: NodeRecord) -> None:
+    def _lead(self, me: NodeRecord) -> bool:
         self._asked = set()
         self._take_new_jobs()
         moved = False
@@ -238,8 +239,7 @@ class Mingle:
                 break  # first in, first out: who waits for nodes holds up those behind
         self._forget_ended()
         self._since = {key: at for key, at in self._since.items() if key in self._asked}
-        if moved:
-            self._evidence.poke()
+        return moved
 
     def _place(self, job: str) -> tuple[bool, int]:
         """Jobs that hold nodes, then the line."""

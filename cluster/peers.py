@@ -98,7 +98,8 @@ class Peers:
         self._loop.call_soon_threadsafe(self._attend, wanted)
 
     def poke(self) -> None:
-        self._loop.call_soon_threadsafe(self._say, "poke", True)
+        """Tell everybody connected (from rank 0: all; from another: rank 0) that there is something new to read."""
+        self._loop.call_soon_threadsafe(self._say, "poke")
 
     # -- on the loop --------------------------------------------------------------------------------------------------
 
@@ -212,13 +213,13 @@ class Peers:
             peer.sign = sign
             self._on_news()
 
-    def _say(self, word: str, attended_only: bool) -> None:
-        for life, peer in self._peers.items():
-            if peer.writer is not None and (life in self._attended or not attended_only):
+    def _say(self, word: str) -> None:
+        for peer in self._peers.values():
+            if peer.writer is not None:
                 with contextlib.suppress(OSError):
                     peer.writer.write(json.dumps(word).encode() + b"\n")
 
     async def _speak_regularly(self) -> None:
         while True:
-            self._say(".", False)
+            self._say(".")
             await asyncio.sleep(_EVERY_S)
