@@ -1,0 +1,203 @@
+"""The agent's side of the warm interpreter (``trainers.warm``): start it, keep it, launch rounds from it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe, reduction
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gpuctl.trainers.launch import LaunchSpec, WorkerFailure
+
+OnExit = Callable[[list[WorkerFailure] | None], None]
+"""Takes the workers that failed; ``None`` if the launcher itself did not live to tell."""
+
+
+class Launched:
+    """A launcher that was started: the head of a process group with all its workers in it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        """End it, its workers, and whatever they started, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)  # in the moment before it heads a group of its own
+
+
+class Interpreter:
+    """Thread-safe. ``on_change`` is called when it became ready, failed, or finished preloading."""
+
+    def __init__(self, env: Mapping[str, str], log: Path, on_change: Callable[[], None]) -> None:
+        self.state: Literal["warming", "ready", "unable", "dead"] = "warming"
+        self._env = dict(env)
+        self._log = log
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._exits: dict[int, OnExit] = {}
+        self._early: dict[int, list[WorkerFailure] | None] = {}
+        self._preloading = 0
+        # A child asks to die with its parent, and to the kernel that is the thread that forked it: one that stays.
+        self._spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
+        self._agent: Connection
+        self._process: subprocess.Popen[bytes]
+        self._start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Warm, with nothing left to preload. One that cannot be warm is as ready as it will be."""
+        return self.state == "unable" or (self.state == "ready" and self._preloading == 0)
+
+    def keep(self) -> None:
+        """Start it again if it died (a preloaded module may have crashed it)."""
+        if self.state == "dead":
+            self._start()
+
+    def preload(self, names: Iterable[str]) -> None:
+        with self._lock:
+            if self.state in ("warming", "ready") and (names := list(names)):
+                self._preloading += 1
+                self._send({"do": "preload", "names": names})
+
+    def launch(self, spec: LaunchSpec, listening: socket.socket | None, *, fresh: bool, on_exit: OnExit) -> Launched:
+        """Start the workers of a round. ``fresh``: in a new interpreter. ``on_exit`` is called from another thread.
+
+        Raises ``OSError`` if nothing could be started.
+        """
+        if fresh or self.state in ("unable", "dead"):
+            return self._spawner.submit(self._launch_fresh, spec, listening, on_exit).result()
+        with self._lock:
+            self._send({"do": "launch", "spec": msgspec.to_builtins(spec), "listening": listening is not None})
+            if listening is not None:
+                reduction.send_handle(self._agent, listening.fileno(), self._process.pid)
+            reply = self._replies.get()
+            if "pid" not in reply:
+                raise OSError("the warm interpreter died")
+            pid: int = reply["pid"]
+            if pid in self._early:
+                threading.Thread(target=on_exit, args=(self._early.pop(pid),), daemon=True).start()
+            else:
+                self._exits[pid] = on_exit
+            return Launched(pid)
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._agent.close()
+        self._process.kill()
+        self._process.wait()
+        self._spawner.shutdown(wait=False)
+
+    # -- the warm one -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        ours, theirs = Pipe(duplex=True)
+        self.state = "warming"
+        self._preloading = 0
+        self._agent = ours
+        self._replies = queue.Queue()
+        command = [sys.executable, "-m", "gpuctl.trainers.warm", str(theirs.fileno())]
+        with self._log.open("ab") as log:
+            self._process = self._spawner.submit(
+                subprocess.Popen,
+                command,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._env,
+            ).result()
+        theirs.close()
+        threading.Thread(target=self._listen, args=(ours,), name="interpreter", daemon=True).start()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._agent.send_bytes(msgspec.json.encode(message))
+
+    def _listen(self, agent: Connection) -> None:
+        try:
+            while True:
+                self._hear(msgspec.json.decode(agent.recv_bytes()))
+        except (EOFError, OSError):
+            if self.state != "unable":
+                self.state = "dead"
+            self._replies.put({"event": "died"})
+            exits, self._exits = self._exits, {}
+            for on_exit in exits.values():
+                on_exit(None)
+        self._on_change()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        match message["event"]:
+            case "ready":
+                self.state = "ready"
+                self._on_change()
+            case "unable":
+                self.state = "unable"
+                self._on_change()
+            case "preloaded":
+                self._preloading -= 1
+                self._on_change()
+            case "launched":
+                self._replies.put(message)
+            case "exited":
+                failures = msgspec.convert(message["failures"], list[WorkerFailure] | None)
+                with self._lock:  # the launch that this ends has been entered, or waits for its reply no more
+                    on_exit = self._exits.pop(message["pid"], None)
+                if on_exit:
+                    on_exit(failures)
+                else:
+                    self._early[message["pid"]] = failures
+
+    # -- a new one ----------------------------------------------------------------------------------------------------
+
+    def _launch_fresh(self, spec: LaunchSpec, listening: socket.socket | None, on_exit: OnExit) -> Launched:
+        folder = Path(tempfile.mkdtemp(prefix="launch-", dir=Path(spec.log_dir).parent))
+        (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
+        command = [
+            sys.executable,
+            "-m",
+            "gpuctl.trainers.launch",
+            str(folder / "spec.json"),
+            str(folder / "result.json"),
+        ]
+        fds = (listening.fileno(),) if listening else ()
+        Path(spec.log_dir).mkdir(parents=True, exist_ok=True)
+        with (Path(spec.log_dir) / "launcher.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, *map(str, fds)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=spec.env,
+                cwd=spec.cwd,
+            )
+        launched = Launched(process.pid)
+
+        def wait() -> None:
+            process.wait()
+            launched.kill()
+            try:
+                failures = msgspec.json.decode((folder / "result.json").read_bytes(), type=list[WorkerFailure])
+            except (OSError, msgspec.DecodeError):
+                on_exit(None)
+            else:
+                on_exit(failures)
+
+        threading.Thread(target=wait, name="launcher", daemon=True).start()
+        return launched

@@ -1,0 +1,43 @@
+"""Listening sockets held ready for rounds that this node will be master of.
+
+A port is chosen by the kernel, held from before it is offered in a heartbeat until the workers' store takes it over, and
+used once: nobody can take it in between, and a late peer of an old round cannot reach a new one.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+
+class PortPool:
+    """Thread-safe."""
+
+    def __init__(self, address: str, size: int = 3) -> None:
+        self._address = address
+        self._size = size
+        self._lock = threading.Lock()
+        self._sockets: dict[int, socket.socket] = {}
+        self._fill()
+
+    def offered(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(self._sockets)
+
+    def take(self, port: int) -> socket.socket | None:
+        """The listening socket of ``port``, which is offered no more; ``None`` if it was taken before."""
+        with self._lock:
+            taken = self._sockets.pop(port, None)
+            self._fill()
+            return taken
+
+    def close(self) -> None:
+        with self._lock:
+            for listening in self._sockets.values():
+                listening.close()
+            self._sockets.clear()
+
+    def _fill(self) -> None:
+        while len(self._sockets) < self._size:
+            listening = socket.create_server((self._address, 0), backlog=1024)
+            self._sockets[listening.getsockname()[1]] = listening
