@@ -48,6 +48,8 @@ class Interpreter:
         self._env = dict(env)
         self._log = log
         self._on_change = on_change
+        self._talking = threading.Lock()
+        """One request at a time; the thread that listens never takes it."""
         self._lock = threading.Lock()
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._exits: dict[int, OnExit] = {}
@@ -70,7 +72,7 @@ class Interpreter:
             self._start()
 
     def preload(self, names: Iterable[str]) -> None:
-        with self._lock:
+        with self._talking:
             if self.state in ("warming", "ready") and (names := list(names)):
                 self._preloading += 1
                 self._send({"do": "preload", "names": names})
@@ -82,19 +84,21 @@ class Interpreter:
         """
         if fresh or self.state in ("unable", "dead"):
             return self._spawner.submit(self._launch_fresh, spec, listening, on_exit).result()
-        with self._lock:
+        with self._talking:
             self._send({"do": "launch", "spec": msgspec.to_builtins(spec), "listening": listening is not None})
             if listening is not None:
                 reduction.send_handle(self._agent, listening.fileno(), self._process.pid)
             reply = self._replies.get()
             if "pid" not in reply:
                 raise OSError("the warm interpreter died")
-            pid: int = reply["pid"]
-            if pid in self._early:
-                threading.Thread(target=on_exit, args=(self._early.pop(pid),), daemon=True).start()
-            else:
+        pid: int = reply["pid"]
+        with self._lock:
+            if pid not in self._early:
                 self._exits[pid] = on_exit
-            return Launched(pid)
+                return Launched(pid)
+            failures = self._early.pop(pid)
+        threading.Thread(target=on_exit, args=(failures,), daemon=True).start()
+        return Launched(pid)
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):
@@ -136,7 +140,8 @@ class Interpreter:
             if self.state != "unable":
                 self.state = "dead"
             self._replies.put({"event": "died"})
-            exits, self._exits = self._exits, {}
+            with self._lock:
+                exits, self._exits = self._exits, {}
             for on_exit in exits.values():
                 on_exit(None)
         self._on_change()
@@ -156,12 +161,12 @@ class Interpreter:
                 self._replies.put(message)
             case "exited":
                 failures = msgspec.convert(message["failures"], list[WorkerFailure] | None)
-                with self._lock:  # the launch that this ends has been entered, or waits for its reply no more
+                with self._lock:
                     on_exit = self._exits.pop(message["pid"], None)
+                    if on_exit is None:
+                        self._early[message["pid"]] = failures  # ``launch`` has not entered it yet
                 if on_exit:
                     on_exit(failures)
-                else:
-                    self._early[message["pid"]] = failures
 
     # -- a new one ----------------------------------------------------------------------------------------------------
 

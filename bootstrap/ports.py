@@ -1,7 +1,7 @@
 """Listening sockets held ready for rounds that this node will be master of.
 
-A port is chosen by the kernel, held from before it is offered in a heartbeat until the workers' store takes it over, and
-used once: nobody can take it in between, and a late peer of an old round cannot reach a new one.
+A port is chosen by the kernel, held from before a heartbeat offers it until the workers' store takes it over, and used
+once: nobody can take it in between, and a late peer of an old round cannot reach a new one.
 """
 
 from __future__ import annotations

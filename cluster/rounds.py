@@ -61,6 +61,10 @@ class Sight:
     policy: Policy = field(default_factory=Policy)
 
 
+CANCELLED = "cancelled"
+"""Reason of a drain that ends the job: workers that know nothing of draining need not go on until its deadline."""
+
+
 def decide(job: JobSpec, current: Round | None, sight: Sight) -> Round | None:
     """The entry to commit after ``current``, or ``None`` to leave things as they are."""
     if current is None or current.phase == "wait":
@@ -130,7 +134,7 @@ def _decide_running(job: JobSpec, current: Round, sight: Sight) -> Round | None:
     if any(e.status == "failed" for e in sight.exits.values()):
         return _blame(job, current, sight)
     if sight.cancelled:
-        return _drain(current, sight, "cancelled", sight.policy.drain_s)
+        return _drain(current, sight, CANCELLED, sight.policy.drain_s)
     leaving = {m.node: notice for m in current.members if (notice := sight.alive[m.node].notice)}
     if leaving and not sight.exits:
         lead = max(0.0, min(notice.lead_s for notice in leaving.values()) - sight.policy.margin_s)

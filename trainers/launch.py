@@ -3,9 +3,9 @@
 torchrun's elasticity is not used (see ``docs/decisions``): each round is a static launch with ``max_restarts=0``, its
 rendezvous a fresh TCPStore on a port that rank 0's agent has held open since before the round was decided.
 
-Call ``launch`` in a process of its own: one forked from a warm interpreter (``warm``) has its workers up in 0.1-0.3 s;
-``python -m gpuctl.trainers.launch SPEC RESULT [FD]`` does the same in 3 s and more, for jobs that need a new interpreter
-(see ``needs_fresh``).
+Call ``launch`` in a process of its own: one forked from a warm interpreter (``warm``) has its workers up in 0.1-0.3
+s; ``python -m gpuctl.trainers.launch SPEC RESULT [FD]`` does the same in 3 s and more, for jobs that need a new
+interpreter (see ``needs_fresh``).
 """
 
 from __future__ import annotations

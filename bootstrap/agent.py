@@ -1,0 +1,338 @@
+"""The agent: one process per node, the same on every provider.
+
+It sends a heartbeat, mingles, and does what the newest round of each job says. All decisions are in ``cluster``; all it
+knows of the job is ``Run``. Its threads: this loop; the heartbeat; ``Peers``; the interpreter's; a shipper per run.
+
+SIGTERM is a notice: the node will be taken. The agent tells rank 0, has its workers drained, and leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from gpuctl import __version__
+from gpuctl.bootstrap.devices import found_devices
+from gpuctl.bootstrap.identity import Identity
+from gpuctl.bootstrap.interpreter import Interpreter
+from gpuctl.bootstrap.ports import PortPool
+from gpuctl.bootstrap.run import Run
+from gpuctl.bootstrap.shipping import Shipper
+from gpuctl.bootstrap.workspace import JobWorkspace
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import Bucket, open_bucket, probe
+from gpuctl.cluster.clock import Clock, SystemClock
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.mingle import Mingle
+from gpuctl.cluster.peers import Peers
+from gpuctl.cluster.records import ClusterSpec, NodeExit, NodeRecord, Notice, Round, decode, encode
+from gpuctl.cluster.worker import WorkerContext
+
+
+@dataclass(slots=True)
+class _Active:
+    run: Run
+    shipper: Shipper
+    reported: bool = False
+
+
+class Agent:
+    """Raises ``GpuctlError`` if it cannot begin; once it has, it outlives whatever the bucket does."""
+
+    def __init__(self, folder: Path, identity: Identity, clock: Clock | None = None) -> None:
+        self._folder = folder
+        self._identity = identity
+        self._clock = clock or SystemClock()
+        self._incarnation = uuid.uuid4().hex[:12]
+        self._started_at = self._clock.time()
+        self._store: Bucket = open_bucket(identity.bucket, patience_s=3.0, timeout_s=5.0)
+        self._spec = self._read_spec()
+        self._devices = found_devices()
+        self._slots = self._spec.slots or len(self._devices) or 1
+        self._wake = threading.Event()
+        self._interpreter: Interpreter | None = None
+        self._notice: Notice | None = None
+        self._leave_by: float | None = None
+        self._active: _Active | None = None
+        self._unsent: list[NodeExit] = []
+        self._workspaces: dict[str, JobWorkspace] = {}
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="preparer")
+        self._prepared: set[str] = set()
+        self._preparing = 0
+        self._beat = 0
+        self._beating = threading.Lock()
+        self._ticked_at = self._clock.monotonic()
+        self._told_rank0: tuple[str, int] | None = None
+        self._ports = PortPool(identity.address)
+        self._peers = Peers(self._clock, token=self._spec.token, silent_s=self._spec.lease_s, on_news=self._wake.set)
+        self._port = self._peers.start(identity.address)
+        self._peers.introduce(self._record())
+        self._mingle = Mingle(self._store, self._clock, self._peers, self._spec, self._record)
+        self._base_env = {
+            **os.environ,
+            **identity.env,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+        }
+
+    def serve(self) -> None:
+        """Until the node has left after a notice."""
+        self._send_heartbeat()
+        self._interpreter = Interpreter(self._base_env, self._folder / "interpreter.log", self._wake.set)
+        threading.Thread(target=self._beat_regularly, name="heartbeat", daemon=True).start()
+        trouble = ""
+        while not self._may_leave():
+            self._wake.wait(self._spec.heartbeat_s)
+            self._wake.clear()
+            try:
+                self._turn()
+                trouble = ""
+            except (GpuctlError, OSError) as error:  # the bucket, or a full disk: training goes on, so does this loop
+                if str(error) != trouble:
+                    _say(f"trying again: {error}")
+                trouble = str(error)
+        self._leave()
+
+    def notice(self, lead_s: float, source: str) -> None:
+        """The node will be taken in ``lead_s`` seconds. Safe in a signal handler; the first word counts."""
+        if self._notice is None:
+            self._notice = Notice(lead_s=lead_s, at=self._clock.time(), source=source)
+            self._leave_by = self._clock.monotonic() + lead_s
+            self._wake.set()
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        assert self._interpreter is not None
+        self._interpreter.keep()
+        noticed = self._notice is not None and self._beat_says_nothing_of_it
+        if noticed:
+            self._send_heartbeat()
+            self._peers.poke()
+        decided = self._mingle.tick()
+        self._ticked_at = self._clock.monotonic()
+        if decided:
+            self._send_heartbeat()
+            self._peers.poke()
+        self._obey()
+        self._report()
+        self._prepare_jobs()
+        self._write_rank0()
+
+    @property
+    def _beat_says_nothing_of_it(self) -> bool:
+        return self._last_sent is None or self._last_sent.notice is None
+
+    _last_sent: NodeRecord | None = None
+
+    def _obey(self) -> None:
+        """Have the one run that the newest rounds ask of this node, and no other."""
+        wanted = self._wanted()
+        active = self._active
+        if active and (
+            wanted is None or (wanted.job, wanted.number) != (active.run.round.job, active.run.round.number)
+        ):
+            if active.run.exit is None:
+                active.run.kill()
+                return  # its end wakes the loop, and one run at a time
+            self._finish(active)
+            active = self._active = None
+        if wanted is None:
+            return
+        if active is None:
+            if wanted.phase == "run":
+                self._begin(wanted)
+        elif wanted.phase == "drain" and active.run.exit is None:
+            active.run.ask_to_stop(wanted)
+
+    def _wanted(self) -> Round | None:
+        mine = (self._identity.node, self._incarnation)
+        rounds = (version.value for version in self._mingle.jobs.values())
+        return next((r for r in rounds if r and r.phase in ("run", "drain") and r.rank_of(*mine) is not None), None)
+
+    def _begin(self, round_: Round) -> None:
+        assert self._interpreter is not None
+        rank = round_.rank_of(self._identity.node, self._incarnation)
+        assert rank is not None
+        workspace = self._workspace(round_.job)
+        round_dir = workspace.round_dir(round_.number)
+        context = WorkerContext(
+            cluster=self._spec.name,
+            bucket=self._identity.bucket,
+            job=round_.job,
+            round=round_.number,
+            node=self._identity.node,
+            round_dir=round_dir,
+            checkpoint_dir=workspace.folder / "checkpoints",
+            tensorboard_dir=round_dir / "tensorboard",
+        )
+        _say(f"{round_.job} round {round_.number}: rank {rank} of {len(round_.members)} ({round_.reason})")
+        run = Run(round_, rank, workspace, context, self._clock, self._wake.set)
+        self._active = _Active(run, Shipper(self._store, run, self._clock))
+        run.start(self._interpreter, self._ports, self._base_env)
+
+    def _report(self) -> None:
+        """Send the exit of a run that ended, its last words before it."""
+        active = self._active
+        if active and active.run.exit and not active.reported:
+            active.reported = True
+            if active.run.exit.status != "stopped":
+                active.shipper.finish()
+            self._unsent.append(active.run.exit)
+        while self._unsent:
+            node_exit = self._unsent[0]
+            key = layout.node_exit(node_exit.job, node_exit.round, node_exit.node)
+            self._store.put(key, encode(node_exit))
+            del self._unsent[0]
+            _say(f"{node_exit.job} round {node_exit.round}: {node_exit.status}")
+            self._peers.poke()
+            self._wake.set()  # if this is rank 0 itself, it has something to decide
+
+    def _finish(self, active: _Active) -> None:
+        if not active.reported and active.run.exit:
+            self._unsent.append(active.run.exit)
+        threading.Thread(target=active.shipper.finish, name="last-logs", daemon=True).start()
+
+    def _prepare_jobs(self) -> None:
+        """Have the code and the imports of every unfinished job here before a round needs them."""
+        for job in self._mingle.jobs:
+            if job not in self._prepared:
+                self._prepared.add(job)
+                self._preparing += 1
+                self._preparer.submit(self._prepare, self._workspace(job))
+
+    def _prepare(self, workspace: JobWorkspace) -> None:
+        assert self._interpreter is not None
+        try:
+            workspace.prepare()
+            self._interpreter.preload(workspace.imports())
+        except (GpuctlError, OSError) as error:
+            _say(f"cannot prepare {workspace.folder.name} yet: {error}")
+        finally:
+            self._preparing -= 1
+            self._wake.set()
+
+    def _workspace(self, job: str) -> JobWorkspace:
+        if job not in self._workspaces:
+            self._workspaces[job] = JobWorkspace(self._store, self._folder / "jobs" / job, job)
+        return self._workspaces[job]
+
+    # -- what others see ----------------------------------------------------------------------------------------------
+
+    def _record(self) -> NodeRecord:
+        active = self._active
+        running = active.run if active and active.run.exit is None else None
+        return NodeRecord(
+            node=self._identity.node,
+            incarnation=self._incarnation,
+            beat=self._beat,
+            address=self._identity.address,
+            port=self._port,
+            slots=self._slots,
+            devices=self._devices,
+            spare_ports=self._ports.offered(),
+            ready=self._interpreter is not None and self._interpreter.is_ready and self._preparing == 0,
+            notice=self._notice,
+            drainable=running is not None and running.is_drainable(),
+            progress=running.progress() if running else None,
+            version=__version__,
+            started_at=self._started_at,
+        )
+
+    def _send_heartbeat(self) -> None:
+        with self._beating:
+            self._beat += 1
+            record = self._mingle.heartbeat(self._beat)
+            self._store.put(layout.node(record.node), encode(record))
+            self._last_sent = record
+
+    def _beat_regularly(self) -> None:
+        """A loop that turns no more must not look alive, or nobody would take over from it."""
+        while True:
+            time.sleep(self._spec.heartbeat_s)
+            if self._clock.monotonic() - self._ticked_at < self._spec.lease_s:
+                with contextlib.suppress(GpuctlError):
+                    self._send_heartbeat()
+
+    def _write_rank0(self) -> None:
+        """``rank0.json`` in the node's folder: metadata for scripts and people, kept current."""
+        holder = self._mingle.lease.holder
+        if holder is None or self._told_rank0 == (holder.node, self._mingle.lease.epoch):
+            return
+        self._told_rank0 = (holder.node, self._mingle.lease.epoch)
+        said = {"node": holder.node, "address": holder.address, "epoch": self._mingle.lease.epoch}
+        path = self._folder / "rank0.json"
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(msgspec.json.encode(said))
+        partial.replace(path)
+
+    # -- the beginning and the end ------------------------------------------------------------------------------------
+
+    def _read_spec(self) -> ClusterSpec:
+        probe(self._store)
+        data = self._store.get(layout.CLUSTER)
+        if data is None:
+            raise GpuctlError(f"there is no cluster at {self._identity.bucket}", "create it with `gpuctl up`")
+        return decode(data, ClusterSpec, layout.CLUSTER)
+
+    def _may_leave(self) -> bool:
+        if self._notice is None or self._leave_by is None:
+            return False
+        if self._clock.monotonic() > self._leave_by:
+            return True
+        return self._active is None and not self._unsent and not self._beat_says_nothing_of_it and not self._wanted()
+
+    def _leave(self) -> None:
+        _say("leaving")
+        if self._active:
+            self._active.run.kill()
+        with contextlib.suppress(GpuctlError):
+            self._store.delete([layout.node(self._identity.node)])
+        if self._interpreter:
+            self._interpreter.stop()
+        self._peers.stop()
+        self._ports.close()
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def main(folder: str) -> None:
+    """Run the agent of the node whose files are in ``folder``; SIGTERM is its notice."""
+    path = Path(folder).absolute()
+    identity = decode((path / "identity.json").read_bytes(), Identity, str(path / "identity.json"))
+    agent = Agent(path, identity)
+
+    def on_sigterm(_number: int, _frame: FrameType | None) -> None:
+        agent.notice(_lead_s(path, identity), "SIGTERM")
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        agent.serve()
+    except GpuctlError as error:
+        _say(f"error: {error}")
+        sys.exit(error.exit_code)
+
+
+def _lead_s(folder: Path, identity: Identity) -> float:
+    """Seconds from a SIGTERM to the end: whoever sends one may say so in ``notice_s`` first."""
+    try:
+        return float((folder / "notice_s").read_text())
+    except (OSError, ValueError):
+        return identity.notice_s
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

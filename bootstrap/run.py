@@ -1,0 +1,238 @@
+"""A node's part in one round: start the workers, ask them to stop, end them, and say how they ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+from gpuctl.bootstrap.interpreter import Interpreter, Launched
+from gpuctl.bootstrap.ports import PortPool
+from gpuctl.bootstrap.workspace import JobWorkspace
+from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.records import NodeExit, Progress, RankExit, Round
+from gpuctl.cluster.rounds import CANCELLED
+from gpuctl.cluster.worker import AWARE, DRAINED, PROGRESS, WorkerContext
+from gpuctl.trainers.launch import LaunchSpec, WorkerFailure, needs_fresh
+
+NodeExitStatus = Literal["completed", "drained", "failed", "stopped"]
+
+_TRACEBACK_CHARS = 8000
+
+
+class Run:
+    """Built when a round names this node; ``exit`` is set once its workers are gone, and ``on_end`` is called.
+
+    The agent's loop drives it (``start``, ``ask_to_stop``, ``kill``); the end comes from another thread.
+    """
+
+    def __init__(
+        self,
+        round_: Round,
+        rank: int,
+        workspace: JobWorkspace,
+        context: WorkerContext,
+        clock: Clock,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.round = round_
+        self.rank = rank
+        self.context = context
+        self.exit: NodeExit | None = None
+        self._workspace = workspace
+        self._clock = clock
+        self._on_end = on_end
+        self._launched: Launched | None = None
+        self._lock = threading.Lock()
+        self._killed = False
+        self._asked: set[int] = set()
+        self._give_up_at: float | None = None
+
+    @property
+    def log_dir(self) -> Path:
+        return self.context.round_dir / "logs"
+
+    @property
+    def base_rank(self) -> int:
+        """Global rank of the worker with local rank 0 here."""
+        return sum(member.nproc for member in self.round.members[: self.rank])
+
+    def start(self, interpreter: Interpreter, ports: PortPool, base_env: dict[str, str]) -> None:
+        """Launch in the background: the job's files may have to come first."""
+        listening = ports.take(self.round.master_port) if self.rank == 0 else None
+        threading.Thread(
+            target=self._start, args=(interpreter, listening, base_env), name=f"run-{self.round.number}", daemon=True
+        ).start()
+
+    def ask_to_stop(self, round_: Round) -> None:
+        """Drain: SIGTERM to each worker that catches it, once; the others go on until the deadline.
+
+        Call it again on every turn of the loop: a worker that has only just started catches nothing yet. The job's
+        being cancelled is for all of them.
+        """
+        now = self._clock.monotonic()
+        if self._give_up_at is None:
+            self._give_up_at = now + round_.drain_s
+        for process in self._workers():
+            if process.pid not in self._asked and (round_.reason == CANCELLED or _catches_sigterm(process.pid)):
+                self._asked.add(process.pid)
+                _signal(process.pid, signal.SIGTERM)
+        if now > self._give_up_at:
+            self.kill()
+
+    def kill(self) -> None:
+        """End all processes of this run at once. The end is still reported through ``on_end``."""
+        with self._lock:
+            self._killed = True
+            if self._launched:
+                self._launched.kill()
+
+    def is_drainable(self) -> bool:
+        """All workers are up and catch SIGTERM, so a stop costs no step."""
+        workers = self._workers()
+        return len(workers) == self.round.members[self.rank].nproc and all(_catches_sigterm(p.pid) for p in workers)
+
+    def progress(self) -> Progress | None:
+        """What the workers last said of themselves; ``None`` if they say nothing."""
+        try:
+            said = msgspec.json.decode((self.context.round_dir / PROGRESS).read_bytes().strip(b" \n\0"))
+            return msgspec.convert({**said, "job": self.round.job, "round": self.round.number}, Progress)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    # -- in other threads ---------------------------------------------------------------------------------------------
+
+    def _start(self, interpreter: Interpreter, listening: socket.socket | None, base_env: dict[str, str]) -> None:
+        try:
+            if self.rank == 0 and listening is None:
+                self._end("stopped", [], "the port offered for this round is gone")
+                return
+            job = self._workspace.prepare()
+            spec = self._launch_spec(base_env, job.env)
+            launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._workers_gone)
+            with self._lock:
+                self._launched = launched
+                if self._killed:
+                    launched.kill()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job must hear of it
+            self._end("failed", [], f"could not start: {error}")
+        finally:
+            if listening is not None:
+                listening.close()
+
+    def _launch_spec(self, base_env: dict[str, str], job_env: dict[str, str]) -> LaunchSpec:
+        member = self.round.members[self.rank]
+        for folder in (self.context.round_dir, self.context.checkpoint_dir, self.context.tensorboard_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+        return LaunchSpec(
+            job=self.round.job,
+            round=self.round.number,
+            rank=self.rank,
+            nodes=len(self.round.members),
+            nproc=member.nproc,
+            address=member.address,
+            master_address=self.round.master_address,
+            master_port=self.round.master_port,
+            script=str(self._workspace.code / self._workspace.spec.script),
+            args=self._workspace.spec.args,
+            cwd=str(self._workspace.code),
+            env={**base_env, **job_env, **self.context.env()},
+            log_dir=str(self.log_dir),
+        )
+
+    def _workers_gone(self, failures: list[WorkerFailure] | None) -> None:
+        """Tell apart: completed, drained on request, ended by us, failed."""
+        seen = {path.name.split(".")[0] for path in self.context.round_dir.glob("*.*")}
+        aware = AWARE in seen
+        if self._killed:
+            self._end("stopped", failures or [])
+        elif failures is None:
+            self._end("failed", [], "the launcher died: " + _last_lines(self.log_dir / "launcher.log"))
+        elif DRAINED in seen:
+            self._end("drained", [])
+        elif failures:
+            # A worker that knows nothing of draining dies of the signal; one that does, and fails, has failed.
+            self._end("stopped" if self._asked and not aware else "failed", failures)
+        else:
+            # Exit code 0 after SIGTERM is, by custom, a checkpoint written, not a training finished.
+            self._end("drained" if self._asked and not aware else "completed", [])
+
+    def _end(self, status: NodeExitStatus, failures: list[WorkerFailure], message: str = "") -> None:
+        member = self.round.members[self.rank]
+        progress = self.progress()
+        ranks = tuple(self._rank_exit(failure) for failure in failures)
+        if message and not ranks:
+            ranks = (RankExit(rank=self.base_rank, local_rank=0, exit_code=1, message=message, at=self._clock.time()),)
+        self.exit = NodeExit(
+            job=self.round.job,
+            round=self.round.number,
+            node=member.node,
+            incarnation=member.incarnation,
+            status=status,
+            last_step=progress.step if progress else None,
+            ranks=ranks,
+            at=self._clock.time(),
+        )
+        self._on_end()
+
+    def _rank_exit(self, failure: WorkerFailure) -> RankExit:
+        text, at = "", self._clock.time()
+        for path in self.log_dir.glob(f"*/attempt_0/{failure.local_rank}/stderr.log"):
+            text, at = _traceback(path), path.stat().st_mtime
+        lines = text.splitlines()
+        return RankExit(
+            rank=self.base_rank + failure.local_rank,
+            local_rank=failure.local_rank,
+            exit_code=failure.exit_code,
+            message=lines[-1][:500] if lines else "",
+            traceback=text,
+            at=at,
+        )
+
+    def _workers(self) -> list[psutil.Process]:
+        if self._launched is None:
+            return []
+        try:
+            return psutil.Process(self._launched.pid).children()
+        except psutil.NoSuchProcess:
+            return []
+
+
+def _traceback(stderr: Path) -> str:
+    """The last traceback in a worker's stderr, else its last lines."""
+    with stderr.open("rb") as file:
+        file.seek(max(0, stderr.stat().st_size - 64 * 1024))
+        text = file.read().decode(errors="replace")
+    start = text.rfind("Traceback (most recent call last)")
+    return text[start:].strip()[:_TRACEBACK_CHARS] if start >= 0 else "\n".join(text.strip().splitlines()[-5:])
+
+
+def _last_lines(path: Path) -> str:
+    try:
+        return " | ".join(path.read_text(errors="replace").strip().splitlines()[-3:])
+    except OSError:
+        return ""
+
+
+def _catches_sigterm(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii") as status:  # noqa: PTH123
+            caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status.read(), re.MULTILINE)
+    except OSError:
+        return False
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
