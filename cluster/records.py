@@ -221,11 +221,12 @@ def encode(record: msgspec.Struct) -> bytes:
     return msgspec.json.encode(record)
 
 
-def decode(data: bytes, kind: type[T], key: str) -> T:
-    """Raises ``CorruptRecord`` naming ``key`` and the field."""
+def decode(data: bytes | msgspec.Raw, kind: type[T], key: str) -> T:
+    """Raises ``CorruptRecord`` naming ``key`` and, where the shape is wrong, the field."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        name = getattr(kind, "__name__", str(kind))  # a union has none
         raise CorruptRecord(
-            f"{key} is not a {kind.__name__}: {error}", "was it written by another version of gpuctl?"
+            f"{key} is not a {name}: {error}", "was it written by another version of gpuctl?"
         ) from error
