@@ -107,6 +107,9 @@ def _static_rendezvous(spec: LaunchSpec, listening: int | None) -> Any:
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
     class ListeningRendezvous(StaticTCPRendezvous):
+        def get_backend(self) -> str:
+            return "gpuctl"
+
         def next_rendezvous(self) -> RendezvousInfo:
             store = TCPStore(
                 self.master_addr,

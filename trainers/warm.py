@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -111,6 +112,8 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             status = _launcher(spec, listening, write)
+        except BaseException:  # noqa: BLE001 - the process ends here, and its log should say why
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(status)
