@@ -133,6 +133,8 @@ def _decide_running(job: JobSpec, current: Round, sight: Sight) -> Round | None:
         return _form(job, current, sight, _candidates(sight), f"{_names(lost)} lost")
     if any(e.status == "failed" for e in sight.exits.values()):
         return _blame(job, current, sight)
+    if stopped := [name for name, e in sight.exits.items() if e.status != "completed"]:
+        return _form(job, current, sight, _candidates(sight), f"{_names(stopped)} stopped")
     if sight.cancelled:
         return _drain(current, sight, CANCELLED, sight.policy.drain_s)
     leaving = {m.node: notice for m in current.members if (notice := sight.alive[m.node].notice)}
