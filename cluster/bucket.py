@@ -1,14 +1,21 @@
-"""The bucket: object storage of any kind behind five verbs, and the probe that refuses one that cannot decide.
+"""The bucket: object storage of any kind behind six verbs, and the probe that refuses one that cannot decide.
 
-URLs: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:///folder``, ``memory://`` (tests). Options
-of the store follow as a query: ``s3://b/p?endpoint=http://127.0.0.1:9000&region=us-east-1`` (any key that obstore's store
-takes). Credentials come from the environment or the machine's identity as for the vendor's own tools; a query may
-carry them for tests, but a URL is shown on screens, so do not put secrets there.
+URLs: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:///folder`` (absolute; what ``Path.as_uri``
+writes), ``memory://`` (tests; gone with the object that opened it). Options of the store follow as a query, any key
+that obstore's store takes: ``s3://b/p?endpoint=http://127.0.0.1:9000&region=us-east-1``.
+
+Credentials come from the environment or the machine's identity. Profiles in ``~/.aws`` are not read. A query may carry
+credentials for tests: messages leave the query out, but the URL is handed to nodes and workers as it is.
+
+A process that was forked from one that has used a bucket cannot use any: obstore's threads did not come along, and it
+would wait for them forever. That is refused with a ``StoreError``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +23,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from gpuctl.cluster.errors import BadInput, StoreError, StoreUnavailable
+from gpuctl.cluster.refusals import conflicts, in_our_words, is_no_bucket, shown
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
+
+_CONFLICT_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +78,16 @@ class Store(Protocol):
 
 
 class Bucket:
-    """A ``Store`` on obstore. ``url`` is what reopens it elsewhere (it is handed to nodes and workers)."""
+    """A ``Store`` on obstore. ``url`` is what reopens it elsewhere (it is handed to nodes and workers).
 
-    def __init__(self, store: ObjectStore, url: str) -> None:
+    Threads may share one.
+    """
+
+    def __init__(self, store: ObjectStore, url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) -> None:
         self.raw = store
         self.url = url
+        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     def get(self, key: str) -> bytes | None:
         import obstore
@@ -80,7 +95,9 @@ class Bucket:
         with _translated(self.url, key):
             try:
                 return bytes(obstore.get(self.raw, key).bytes())
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if is_no_bucket(error):
+                    raise
                 return None
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -90,11 +107,18 @@ class Bucket:
             return list(pool.map(self.get, keys))
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Bytes ``[start, end)`` of an object that exists."""
+        """Bytes ``[start, end)`` of an object that exists; ``FileNotFoundError`` if it does not."""
         import obstore
 
+        missing: FileNotFoundError
         with _translated(self.url, key):
-            return bytes(obstore.get_range(self.raw, key, start=start, end=end))
+            try:
+                return bytes(obstore.get_range(self.raw, key, start=start, end=end))
+            except FileNotFoundError as error:
+                if is_no_bucket(error):
+                    raise
+                missing = error
+        raise missing
 
     def put(self, key: str, data: bytes) -> None:
         import obstore
@@ -107,11 +131,17 @@ class Bucket:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with _translated(self.url, key):
-            try:
-                obstore.put(self.raw, key, data, mode="create", use_multipart=False)
-            except (AlreadyExistsError, PreconditionError):
-                return False
-            return True
+            for pause_s in (*_CONFLICT_PAUSES_S, None):
+                try:
+                    obstore.put(self.raw, key, data, mode="create", use_multipart=False)
+                    return True
+                except (AlreadyExistsError, PreconditionError) as error:
+                    if not conflicts(error):
+                        return False
+                    if pause_s is None:
+                        raise
+                time.sleep(pause_s)
+        raise AssertionError("not reached")
 
     def list(self, prefix: str, after: str | None = None) -> list[Entry]:
         import obstore
@@ -129,13 +159,20 @@ class Bucket:
         import obstore
 
         for key in keys:
-            with _translated(self.url, key), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self.raw, key)
+            with _translated(self.url, key):
+                try:
+                    obstore.delete(self.raw, key)
+                except FileNotFoundError as error:
+                    if is_no_bucket(error):
+                        raise
 
     def at(self, prefix: str) -> Bucket:
-        """The same bucket, seen from a folder below."""
+        """The same bucket, with the same patience, seen from a folder below. Raises ``BadInput`` for ``memory://``."""
         base, _, query = self.url.partition("?")
-        return open_bucket(f"{base.rstrip('/')}/{prefix}" + (f"?{query}" if query else ""))
+        if base.startswith("memory:"):
+            raise BadInput("a memory:// bucket cannot be opened twice", "use a file:// bucket in a temporary folder")
+        url = f"{base.rstrip('/')}/{quote(prefix)}" + (f"?{query}" if query else "")
+        return open_bucket(url, patience_s=self._patience_s, timeout_s=self._timeout_s)
 
 
 def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) -> Bucket:
@@ -148,28 +185,33 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
     """
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
-        raise BadInput(f"{url!r} is not a bucket URL", f"use one of {', '.join(s + '://' for s in SCHEMES[:-1])}")
+        raise BadInput(
+            f"{shown(url)!r} is not a bucket URL", f"use one of {', '.join(s + '://' for s in SCHEMES[:-1])}"
+        )
+    if parts.fragment:
+        raise BadInput(f"{shown(url)!r} has a '#' in it", "write it as %23")
     from obstore.store import LocalStore, MemoryStore, from_url
 
     if parts.scheme == "memory":
         return Bucket(MemoryStore(), url)
     if parts.scheme == "file":
+        folder = _folder(url, parts)
         try:
-            return Bucket(LocalStore(Path(parts.path), automatic_cleanup=False, mkdir=True), url)
+            return Bucket(LocalStore(folder, automatic_cleanup=False, mkdir=True), url)
         except Exception as error:
             raise StoreError(
-                f"cannot open the folder {parts.path}: {_first_line(error)}", "choose another --bucket"
+                f"cannot open the folder {folder}: {_first_line(error)}", "choose another --bucket"
             ) from error
-    options: dict[str, Any] = dict(parse_qsl(parts.query))
     client: dict[str, Any] = {"connect_timeout": timedelta(seconds=3), "timeout": timedelta(seconds=timeout_s)}
-    if options.get("endpoint", "").startswith("http://"):
-        client["allow_http"] = True
     retry: Any = {
-        "max_retries": 5,
+        "max_retries": 1000,  # patience alone decides
         "retry_timeout": timedelta(seconds=patience_s),
         "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
     }
     try:
+        options: dict[str, Any] = dict(parse_qsl(parts.query, strict_parsing=True) if parts.query else [])
+        if options.get("endpoint", "").startswith("http://"):
+            client["allow_http"] = True
         store = cast(Any, from_url)(
             f"{parts.scheme}://{parts.netloc}{parts.path}",
             config=options,
@@ -178,9 +220,19 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
         )
     except Exception as error:
         raise BadInput(
-            f"cannot open the bucket {url!r}: {_first_line(error)}", "check the URL and its options"
+            f"cannot open the bucket {shown(url)!r}: {_first_line(error)}", "check the URL and its options"
         ) from error
-    return Bucket(store, url)
+    return Bucket(store, url, patience_s=patience_s, timeout_s=timeout_s)
+
+
+def _folder(url: str, parts: SplitResult) -> Path:
+    folder = Path(unquote(parts.path))
+    if parts.netloc not in ("", "localhost") or not folder.is_absolute():
+        meant = Path(unquote(parts.netloc + parts.path)).expanduser().absolute()
+        raise BadInput(f"{url!r} does not name a folder by its absolute path", f"did you mean {meant.as_uri()}?")
+    if parts.query:
+        raise BadInput(f"{url!r} has a '?' in it", "write it as %3F; a folder has no options")
+    return folder
 
 
 def probe(store: Store) -> None:
@@ -192,8 +244,8 @@ def probe(store: Store) -> None:
     """
     key = f"probe/{uuid.uuid4().hex}"
     try:
-        first, second = store.create(key, b"first"), store.create(key, b"second")
-        if not first or second or store.get(key) != b"first":
+        store.create(key, b"first")  # it may say False of a put that landed; the key is nobody else's
+        if store.create(key, b"second") or store.get(key) != b"first":
             raise StoreError(
                 "this bucket ignores create-only puts (If-None-Match: *), so two nodes could both win an election",
                 "use a store that honours them: S3, GCS, Azure Blob, MinIO, or a local folder",
@@ -203,37 +255,26 @@ def probe(store: Store) -> None:
             store.delete([key])
 
 
+_used_by: int | None = None
+"""The process whose threads obstore runs on, once there was a first request."""
+
+
 @contextlib.contextmanager
 def _translated(url: str, key: str) -> Iterator[None]:
-    """obstore's errors in our words; a missing object passes as ``FileNotFoundError``."""
-    import obstore.exceptions as e
+    """obstore's errors in our words."""
+    global _used_by
+    import obstore.exceptions
 
+    _used_by = _used_by or os.getpid()
+    if _used_by != os.getpid():
+        raise StoreError(
+            f"the bucket {shown(url)} was in use before this process was forked, so it cannot be used here",
+            "open buckets in the child only, or start it anew (multiprocessing's 'spawn')",
+        )
     try:
         yield
-    except (FileNotFoundError, e.AlreadyExistsError, e.PreconditionError):
-        raise
-    except (e.PermissionDeniedError, e.UnauthenticatedError, PermissionError) as error:
-        raise StoreError(
-            f"the bucket {url} refuses {key!r}: {_first_line(error)}", "check its credentials and its policy"
-        ) from error
-    except (e.BaseError, OSError) as error:
-        text = str(error)
-        if any(
-            sign in text
-            for sign in (
-                "NoSuchBucket",
-                "AccessDenied",
-                "PermissionDenied",
-                "Permission denied",
-                "Read-only file system",
-            )
-        ):
-            raise StoreError(
-                f"the bucket {url} refuses {key!r}: {_first_line(error)}", "check that it exists and may be written"
-            ) from error
-        raise StoreUnavailable(
-            f"the bucket {url} did not answer for {key!r}: {_first_line(error)}", "try again"
-        ) from error
+    except (obstore.exceptions.BaseError, OSError, ValueError) as error:
+        raise in_our_words(error, url, key) from error
 
 
 def _first_line(error: BaseException) -> str:

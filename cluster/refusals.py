@@ -1,0 +1,104 @@
+"""What a bucket's failures mean: obstore's errors in our words, and which of them trying again may mend.
+
+obstore 0.12 tells little by type (a listing that is refused, a bad request and a broken connection are all
+``GenericError``; a missing bucket is a missing file), so the status and the store's own error code are read from the
+text.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from gpuctl.cluster.errors import GpuctlError, StoreError, StoreUnavailable
+
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
+_WRONG = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_PASSING_4XX = {408, 409, 412, 425, 429}
+"""Client errors by number that another try may get past."""
+
+
+def in_our_words(error: Exception, url: str, key: str) -> GpuctlError:
+    """``StoreError`` if the store has refused, ``StoreUnavailable`` if another try may go better."""
+    text = str(error)
+    code, status = _code(text), _status(text)
+    number = _number(text) if url.startswith("file:") else 0
+    bucket = shown(url)
+    why = _why(text)
+    if re.search(r"169\.254\.\d+\.\d+|metadata\.google\.internal", text):
+        # The machine's own identity is asked last: on a node it may have stumbled, elsewhere there is none.
+        names = _CREDENTIALS.get(url.partition(":")[0], "the store's own variables")
+        return StoreUnavailable(f"found no credentials for the bucket {bucket}", f"set {names} in the environment")
+    if isinstance(error, ValueError):
+        return StoreError(f"{key!r} cannot be a key in the bucket {bucket}: {why}", "use other names")
+    if isinstance(error, FileNotFoundError) or code in _NO_BUCKET:
+        return StoreError(f"there is no bucket {bucket}: {why}", "create it first, or check its name and region")
+    if _is_permission(error) or status in (401, 403) or number in _FORBIDDEN:
+        return StoreError(f"the bucket {bucket} refuses {key!r}: {why}", "check its credentials and its policy")
+    if number in _FULL or status == 507:
+        return StoreUnavailable(f"the bucket {bucket} is full: {why}", "make room there")
+    if "redirect without LOCATION" in text:
+        return StoreError(f"the bucket {bucket} is in another region: {why}", "add ?region=… to its URL")
+    passing = status in _PASSING_4XX or code == "RequestTimeout"
+    if (400 <= status < 500 and not passing) or status == 501 or number in _WRONG:
+        return StoreError(f"the bucket {bucket} does not accept {key!r}: {why}", "check its URL and its options")
+    return StoreUnavailable(f"the bucket {bucket} did not answer for {key!r}: {why}", "try again")
+
+
+def is_no_bucket(error: FileNotFoundError) -> bool:
+    """It is the bucket that is missing, not the object."""
+    return _code(str(error)) in _NO_BUCKET
+
+
+def conflicts(error: Exception) -> bool:
+    """S3's answer while another request for the key is under way: nothing is decided, and the put is to be repeated.
+
+    Source: Amazon S3 user guide, "Conditional writes", 409 ConditionalRequestConflict.
+    """
+    return _code(str(error)) in ("ConditionalRequestConflict", "OperationAborted")
+
+
+def shown(url: str) -> str:
+    """``url`` for people: without its options, which may hold a secret."""
+    return url.partition("?")[0]
+
+
+def _is_permission(error: Exception) -> bool:
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    return isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
+
+
+def _status(text: str) -> int:
+    found = re.search(r"status code: (\d{3})", text)
+    return int(found[1]) if found else 0
+
+
+def _code(text: str) -> str:
+    found = re.search(r"<Code>(\w+)</Code>", text)
+    return found[1] if found else ""
+
+
+def _number(text: str) -> int:
+    found = re.search(r"\(os error (\d+)\)", text)
+    return int(found[1]) if found else 0
+
+
+def _why(text: str) -> str:
+    """One short line: the store's own code and message, or the cause that obstore's debug output ends with."""
+    if code := _code(text):
+        message = re.search(r"<Message>([^<]*)</Message>", text)
+        return f"{code}, {message[1]}" if message and message[1] else code
+    head, _, debug = text.partition("\n\nDebug source:")
+    if "error sending request" in head:
+        cause = re.findall(r'(?:message|error): "([^"]+)"', debug)
+        return cause[-1] if cause else "it took too long" if "TimedOut" in debug else "the connection broke"
+    line = head.strip().split("\n", 1)[0]
+    return re.sub(r"^Generic \w+ error: ", "", line) or "unknown"
