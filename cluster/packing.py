@@ -96,21 +96,23 @@ def packed(items: list[Item]) -> Iterator[Packed]:
         yield Packed(path, digest, path.stat().st_size, files, sum(item.size for item in items))
 
 
-def upload(bucket: Bucket, code: Packed, on_bytes: Callable[[int], None] = lambda _: None) -> bool:
-    """Send what the bucket does not have yet; ``False`` if it was there. ``on_bytes`` takes how many more were sent."""
-    key = layout.code(code.digest)
+def is_there(bucket: Bucket, digest: str) -> bool:
+    """Whether the bucket has this very content."""
     try:
-        bucket.get_range(key, 0, 1)
+        bucket.get_range(layout.code(digest), 0, 1)
     except FileNotFoundError:
-        pass
-    else:
         return False
+    return True
+
+
+def upload(bucket: Bucket, code: Packed, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+    """Send it; no harm is done if the bucket has it. ``on_bytes`` takes how many more were sent."""
+    key = layout.code(code.digest)
     if code.bytes > _ONE_PUT_BYTES:
         _stream(bucket, key, code.path, on_bytes)
-        return True
-    created = bucket.create(key, code.path.read_bytes())
+        return
+    bucket.create(key, code.path.read_bytes())
     on_bytes(code.bytes)
-    return created
 
 
 def unpack(source: bytes | Path, folder: Path, digest: str | None = None) -> None:
