@@ -27,7 +27,7 @@ def verb(
     from gpuctl.stacks.provider import provider
 
     waiting = status.unfinished(access.store)
-    if waiting and not yes and not confirm(f"{', '.join(waiting)} will be cancelled. Go on?"):
+    if waiting and not yes and not confirm(f"{', '.join(waiting)} will be cancelled. Go on?", unattended=True):
         raise GpuctlError("nothing was changed", "let the jobs end first, or answer y")
     for job in waiting:
         if jobs.end_as_cancelled(access.store, job, "the cluster was taken down"):

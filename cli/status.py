@@ -74,8 +74,8 @@ def _head(state: ClusterState) -> list[str]:
 
 
 def _nodes(state: ClusterState) -> list[str]:
-    header = ("NODE", "STATE", "ADDRESS", "SLOTS", "JOB", "RANK", "ROUND", "STEP", "LOSS", "STEPS/S", "SEEN")
-    return table(header, [_node(node) for node in state.nodes], give=4)
+    header = ("NODE", "STATE", "ADDRESS", "JOB", "RANK", "STEP", "LOSS", "STEPS/S", "SEEN")
+    return table(header, [_node(node) for node in state.nodes], give=3)
 
 
 def _node(node: NodeState) -> list[str]:
@@ -83,10 +83,8 @@ def _node(node: NodeState) -> list[str]:
         node.node,
         node.state if node.health == "ok" else node.health,
         node.address,
-        str(node.slots),
         node.job or "-",
         number(node.rank),
-        number(node.round),
         number(node.step),
         number(node.loss),
         number(node.steps_per_s),

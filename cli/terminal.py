@@ -59,10 +59,10 @@ def fail(line: str) -> None:
     say(f"{styled('error:', 'red', sys.stderr)} {line}")
 
 
-def confirm(question: str) -> bool:
-    """Ask on the terminal; ``True`` where there is nobody to ask."""
+def confirm(question: str, *, unattended: bool) -> bool:
+    """Ask on the terminal; ``unattended`` is the answer where there is nobody to ask."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return True
+        return unattended
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -85,7 +85,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, give: int | N
     if give is not None and sys.stdout.isatty():
         over = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size().columns
         widths[give] = max(len(header[give]), widths[give] - max(0, over))
-    right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
+    columns = [[row[i] for row in rows] for i in range(len(header))]
+    right = [any(map(_is_number, texts)) and all(t == "-" or _is_number(t) for t in texts) for texts in columns]
     lines = []
     for number, row in enumerate(cells):
         parts = [_cell(text, width, r, head=number == 0) for text, width, r in zip(row, widths, right, strict=True)]
@@ -100,7 +101,7 @@ def _cell(text: str, width: int, right: bool, *, head: bool) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text in ("", "-") or text.replace(".", "", 1).replace("e-", "", 1).isdigit()
+    return text.replace(".", "", 1).replace("e-", "", 1).isdigit()
 
 
 @contextmanager

@@ -14,13 +14,12 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuctl.cluster import jobs, layout
+from gpuctl.cluster import checkpoints, jobs, layout
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.errors import CorruptRecord
 from gpuctl.cluster.ledger import Ledger, Version
 from gpuctl.cluster.records import (
     CheckpointEntry,
-    CheckpointLog,
     ClusterSpec,
     JobSpec,
     NodeRecord,
@@ -152,14 +151,6 @@ def read_jobs(store: Bucket, last: int) -> list[JobState]:
     return [state for state in found if state]
 
 
-def read_checkpoints(store: Bucket, job: str) -> Version[CheckpointLog]:
-    return checkpoint_ledger(store, job).read()
-
-
-def checkpoint_ledger(store: Bucket, job: str) -> Ledger[CheckpointLog]:
-    return Ledger(store, f"{layout.checkpoints(job)}/ledger", CheckpointLog)
-
-
 def unfinished(store: Bucket) -> list[str]:
     """Ids of the jobs that have not ended, in line order."""
     line = jobs.queue(store)
@@ -238,12 +229,11 @@ def _job(store: Bucket, name: str, beats: Iterable[Heartbeat], version: Version[
         return None
     try:
         spec = decode(data, JobSpec, name)
-        log = read_checkpoints(store, name).value
+        entries = checkpoints.committed(store, name)
     except CorruptRecord:
         return None
     current, outcome = version.value, jobs.outcome_of(version)
     step, loss, rate = _progress(store, name, beats, current)
-    newest = log.entries[-1] if log and log.entries else None
     return JobState(
         job=name,
         number=spec.number,
@@ -261,7 +251,7 @@ def _job(store: Bucket, name: str, beats: Iterable[Heartbeat], version: Version[
         step=step,
         loss=loss,
         steps_per_s=rate,
-        checkpoint=_checkpoint(newest),
+        checkpoint=_checkpoint(entries[-1] if entries else None),
         submitted_at=spec.submitted_at,
         submitted_by=spec.submitted_by,
         ended_at=current.at if outcome and current else None,

@@ -1,0 +1,54 @@
+"""``gpuctl config``"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from gpuctl.cli.options import Cluster, Format, Output, text_option
+from gpuctl.cli.settings import load
+from gpuctl.cli.terminal import out, out_json, table
+from gpuctl.cli.verbs import new_app
+
+app = new_app(name="config", help="Show the settings and where each comes from.")
+
+
+@app.callback()
+def group() -> None:
+    """So that ``show`` is a verb below this one."""
+
+
+@app.command()
+def show(
+    cluster: Cluster = None,
+    provider: Annotated[str | None, text_option("--provider", metavar="NAME", about="As for up.")] = None,
+    nodes: Annotated[str | None, text_option("--nodes", metavar="N|MIN:MAX", about="As for up.")] = None,
+    slots: Annotated[str | None, text_option("--slots", metavar="K", about="As for up.")] = None,
+    bucket: Annotated[str | None, text_option("--bucket", metavar="URL", about="As for up.")] = None,
+    max_restarts: Annotated[str | None, text_option("--max-restarts", metavar="N", about="As for train.")] = None,
+    nproc: Annotated[str | None, text_option("--nproc", metavar="K", about="As for train.")] = None,
+    env: Annotated[list[str] | None, text_option("--env", metavar="NAME=VALUE", about="As for train.")] = None,
+    output: Output = Format.text,
+) -> None:
+    """Print every setting, its value, and which source won.
+
+    A flag comes before the environment (GPUCTL_NODES), that before gpuctl.yaml (the nearest one upward), that before
+    the default.
+    """
+    settings = load(
+        {
+            "cluster": cluster,
+            "provider": provider,
+            "nodes": nodes,
+            "slots": slots,
+            "bucket": bucket,
+            "max_restarts": max_restarts,
+            "nproc": nproc,
+            "env": env or (),
+        }
+    )
+    if output is Format.json:
+        out_json({key: {"value": s.text or None, "source": s.source} for key, s in settings.found.items()})
+        return
+    rows = [(key, setting.text or "-", setting.source) for key, setting in settings.found.items()]
+    for line in table(("KEY", "VALUE", "SOURCE"), rows, give=1):
+        out(line)

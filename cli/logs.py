@@ -1,0 +1,50 @@
+"""``gpuctl logs``"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuctl.cli.access import reach
+from gpuctl.cli.follow import Follower, Printer, tell_end
+from gpuctl.cli.options import Bucket, Cluster, Format, Output
+from gpuctl.cluster import jobs, layout
+from gpuctl.cluster.bucket import Bucket as Store
+from gpuctl.cluster.streams import StreamReader
+
+
+def verb(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Default: the newest.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    node: Annotated[str | None, typer.Option(metavar="NAME", help="Only this node.", show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(metavar="R", help="Only this global rank.", show_default=False)] = None,
+    number: Annotated[
+        int | None, typer.Option("--round", metavar="N", help="Only this round.", show_default=False)
+    ] = None,
+    output: Output = Format.text,
+    cluster: Cluster = None,
+    bucket: Bucket = None,
+) -> None:
+    """Show what a job printed.
+
+    With -f, Ctrl-C ends the showing and not the job; the exit code is the job's. -o json prints one object per line.
+    """
+    store = reach(cluster, bucket).store
+    spec = jobs.find(store, job)
+    printer = Printer(as_json=output is Format.json, rank=rank)
+    if not follow:
+        _show_all(store, spec.job, printer, number, node)
+        return
+    now = jobs.rounds(store, spec.job).read().number
+    follower = Follower(store, spec, printer, since=max(0, now - 1), number=number, node=node)
+    tell_end(spec, follower.to_the_end())
+
+
+def _show_all(store: Store, job: str, printer: Printer, number: int | None, node: str | None) -> None:
+    """Round by round: only one of them is in memory."""
+    prefix = layout.logs(job)
+    reader = StreamReader(store, prefix)
+    rounds = {int(entry.key.removeprefix(f"{prefix}/").split("/")[0]) for entry in store.list(prefix)}
+    for one in sorted(rounds if number is None else rounds & {number}):
+        printer.show(reader.read(number=one, node=node))
