@@ -39,6 +39,8 @@ class Fault:
     met: threading.Event = field(default_factory=threading.Event)
     """Set once a request has met this fault, and for ``land-…`` has landed."""
     gate: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set once the last exchange that met this fault has ended, on our side."""
 
 
 class Proxy:
@@ -110,7 +112,14 @@ class _Exchange(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fault = self.server.proxy.take(self.command, self.path)
         if fault is None:
-            return self._answer(*self._forward(body))
+            self._answer(*self._forward(body))
+            return
+        try:
+            self._spoil(fault, body)
+        finally:
+            fault.over.set()
+
+    def _spoil(self, fault: Fault, body: bytes) -> None:
         landed = self._forward(body) if fault.spoil.startswith("land-") else None
         fault.met.set()
         match fault.spoil:
@@ -124,7 +133,6 @@ class _Exchange(BaseHTTPRequestHandler):
             case "hold" | "land-hold":
                 fault.gate.wait()
                 self._answer(*(landed or self._forward(body)))
-        return None
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = exchange  # noqa: N815 - the library's names
 
@@ -147,10 +155,9 @@ class _Exchange(BaseHTTPRequestHandler):
         self.end_headers()
         if cut:
             self.wfile.write(body[: len(body) // 2])
-            return self._reset()
-        if self.command != "HEAD":
+            self._reset()
+        elif self.command != "HEAD":
             self.wfile.write(body)
-        return None
 
     def _reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
