@@ -46,4 +46,5 @@ def _tell_what_stays(store: Bucket) -> None:
     kept = sum(entry.size for entry in entries)
     if entries:
         url = shown(store.url)
-        say(f"what stays: {url} ({count(len(entries), 'object')}, {size(kept)}); see: gpuctl ckpt ls --bucket {url}")
+        out(f"what stays: {url} ({count(len(entries), 'object')}, {size(kept)})")
+        say(f"see: gpuctl ckpt ls --bucket {url}")

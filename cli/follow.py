@@ -22,6 +22,8 @@ _PATIENCE_S = 300.0
 _QUIET_S = 15.0
 """Without news of the job before it is asked whether anybody lives."""
 _LINED_UP_S = 2.0
+_LIST_EVERY = 30
+"""Looks at the rounds between two that list them."""
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95)
 
 Found = tuple[int, str, dict[str, Any]]
@@ -37,15 +39,14 @@ class Printer:
     """Only this global rank."""
     _width: int = 0
 
-    def show(self, found: Iterable[Found]) -> bool:
-        """In order of time; nodes' clocks are near enough. ``True`` if there was any line."""
+    def show(self, found: Iterable[Found]) -> None:
+        """In order of time; nodes' clocks are near enough."""
         ordered = sorted(found, key=lambda item: (item[0], item[2].get("t", 0.0)))
         for number, node, line in ordered:
             if self.rank is None or line.get("rank") == self.rank:
                 out(self._as_json(number, node, line) if self.as_json else self._as_text(node, line))
         if ordered:
             sys.stdout.flush()
-        return bool(ordered)
 
     def _as_json(self, number: int, node: str, line: dict[str, Any]) -> str:
         return msgspec.json.encode({"round": number, "node": node, **line}).decode()
@@ -84,6 +85,7 @@ class Follower:
         self._rounds = jobs.rounds(store, spec.job)
         self._version = since
         self._current: Round | None = None
+        self._looks = 0
         self._news_at = time.monotonic()
         self._told: set[str] = set()
 
@@ -108,26 +110,33 @@ class Follower:
             time.sleep(jobs.poll_s(self._store))
 
     def _look(self) -> Outcome | None:
-        self._tell_rounds()
+        rounds = self._new_rounds()
         # An agent ships the last lines before it reports how its workers ended, so whoever has seen the end of the
         # job before reading sees them all.
         found = list(self._reader.read(number=self._number, node=self._node))
-        if self._printer.show(found):
+        if rounds or found:
             self._news_at = time.monotonic()
+            self._told.clear()
+        for current in rounds:
+            self._printer.show(item for item in found if item[0] < current.number)
+            found = [item for item in found if item[0] >= current.number]
+            if current.phase != "ended":
+                event(_of_round(current))
+        self._printer.show(found)
         if self._current is None or self._current.phase != "ended":
             return None
         return self._current.outcome or Outcome(result="failed", exit_code=1, message="ended without a word")
 
-    def _tell_rounds(self) -> None:
-        if self._version and self._rounds.newer(self._version) is None and self._current is not None:
-            return
-        for version in self._rounds.since(self._version):
-            if version.value is not None:
-                self._version, self._current = version.number, version.value
-                self._news_at = time.monotonic()
-                self._told.clear()
-                if version.value.phase != "ended":
-                    event(_of_round(version.value))
+    def _new_rounds(self) -> list[Round]:
+        """What was decided since the last look. Listing now and then finds it after a sleep past a pruning, too."""
+        self._looks += 1
+        watching = self._current is not None and self._looks % _LIST_EVERY
+        if watching and self._rounds.newer(self._version) is None:
+            return []
+        versions = self._rounds.since(self._version)
+        if versions:
+            self._version, self._current = versions[-1].number, versions[-1].value
+        return [version.value for version in versions if version.value is not None]
 
     def _explain_silence(self) -> None:
         quiet_s = time.monotonic() - self._news_at

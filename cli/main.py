@@ -15,7 +15,7 @@ import typer
 from typer.main import get_command
 
 from gpuctl import __version__
-from gpuctl.cli.verbs import ReaderLeft, VerbGroup, new_app
+from gpuctl.cli.verbs import Interrupted, ReaderLeft, VerbGroup, new_app
 from gpuctl.cluster.errors import GpuctlError
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -65,12 +65,14 @@ def run(args: Sequence[str]) -> int:
         # What is still buffered has no reader either: without this, Python complains of it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as the shell has it: 128 + SIGPIPE
+    except Interrupted as error:
+        return _interrupted(str(error))
     except GpuctlError as error:
         return _fail(error, str(error), error.exit_code)
     except _UsageError as error:
         return _fail(error, _usage(error, args), 2)
-    except (typer.Abort, KeyboardInterrupt) as error:
-        return _fail(error, "interrupted", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        return _interrupted("interrupted")
     return code if isinstance(code, int) else 0
 
 
@@ -84,12 +86,22 @@ def _fail(error: BaseException, line: str, code: int) -> int:
     return code
 
 
+def _interrupted(line: str) -> int:
+    from gpuctl.cli.terminal import say
+
+    sys.stdout.flush()
+    say(f"\n{line}" if sys.stderr.isatty() else line)  # after the terminal's own ^C
+    return 130
+
+
 def _usage(error: Any, args: Sequence[str]) -> str:
     """Typer's complaint as one of our lines."""
     message = " ".join(error.format_message().split()).rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "gpuctl"
     if args[:1] == ["train"] and message.startswith("No such option"):
         return f"{message}; the script's own arguments go after `--`: gpuctl train script.py -- --lr 0.1"
+    if message == "Missing command" and error.ctx is not None:
+        message = f"say what: {', '.join(f'{command} {name}' for name in error.ctx.command.commands)}"
     return f"{message}; see `{command} --help`"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Annotated
 
@@ -25,7 +26,8 @@ def verb(
     """Show the nodes, rank 0 and how far the jobs are."""
     access = reach(cluster, bucket)
     if watch and output is Format.text:
-        _watch(access)
+        with contextlib.suppress(KeyboardInterrupt):  # the way to leave it
+            _watch(access)
         return
     while True:
         state = _read(access)

@@ -147,8 +147,8 @@ def ago(at: float, now: float | None = None) -> str:
     seconds = max(0.0, (time.time() if now is None else now) - at)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+            return f"{int(seconds // length)} {unit} ago"
+    return f"{int(seconds)} s ago"
 
 
 def number(value: float | None) -> str:

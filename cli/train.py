@@ -120,8 +120,9 @@ def _attend(store: Bucket, job: JobSpec, option: str) -> None:
         outcome = Follower(store, job, Printer()).to_the_end()
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"left {job.job} running",
-            f"come back with `gpuctl logs -f {job.job}{option}`, end it with `gpuctl cancel {job.job}{option}`",
+            f"left {job.job} running\n"
+            f"  come back: gpuctl logs -f {job.job}{option}\n"
+            f"  end it:    gpuctl cancel {job.job}{option}"
         ) from error
     tell_end(job, outcome)
 

@@ -38,6 +38,7 @@ def verb(
     )
     made = provider_named(settings.provider).up(request, say)
     size = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
-    out(f"cluster {made.name} is up: {size} ({made.provider}), bucket {shown(made.bucket)}")
+    out(f"cluster {made.name} is up: {size} ({made.provider})")
+    out(f"bucket: {shown(made.bucket)}")
     option = "" if made.name == "default" else f" --cluster {made.name}"
     say(f"next: gpuctl train script.py{option}")
