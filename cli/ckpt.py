@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from gpuctl.cli.access import reach
-from gpuctl.cli.options import Bucket, Cluster, Format, Output, text_option
+from gpuctl.cli.options import Bucket, Cluster, Output, text_option, wants_json
 from gpuctl.cli.terminal import ago, bar, confirm, count, out, out_json, say, size, table
-from gpuctl.cli.verbs import new_app
+from gpuctl.cli.verbs import TextCommand, new_app
 from gpuctl.cluster import checkpoints, jobs
 from gpuctl.cluster.bucket import Bucket as Store
 from gpuctl.cluster.errors import BadInput, GpuctlError
@@ -21,13 +21,14 @@ app = new_app(name="ckpt", help="List, fetch or delete a job's checkpoints.")
 Job = Annotated[str | None, text_option("--job", "-j", metavar="JOB", about="Default: the newest.")]
 
 
-@app.command()
-def ls(job: Job = None, output: Output = Format.text, cluster: Cluster = None, bucket: Bucket = None) -> None:
+@app.command(cls=TextCommand)
+def ls(job: Job = None, output: Output = "text", cluster: Cluster = None, bucket: Bucket = None) -> None:
     """List a job's checkpoints, the newest last."""
+    as_json = wants_json(output)
     store = reach(cluster, bucket).store
     name = jobs.find(store, job).job
     entries = checkpoints.committed(store, name)
-    if output is Format.json:
+    if as_json:
         out_json([_as_json(entry) for entry in entries])
     elif entries:
         rows = [
@@ -39,10 +40,10 @@ def ls(job: Job = None, output: Output = Format.text, cluster: Cluster = None, b
         say(f"job {name} has no checkpoint")
 
 
-@app.command()
+@app.command(cls=TextCommand)
 def pull(
     step: Annotated[str, typer.Argument(metavar="STEP", help="A step that `gpuctl ckpt ls` shows, or last.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to; it is made if need be.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Where to; it is made if need be.")],
     job: Job = None,
     cluster: Cluster = None,
     bucket: Bucket = None,
@@ -52,11 +53,11 @@ def pull(
     name = jobs.find(store, job).job
     entry = _find(store, name, step)
     with bar(f"step {entry.step} of {name}", entry.bytes) as fetched:
-        checkpoints.pull(store, name, entry, folder, fetched)
-    out(str(folder))
+        checkpoints.pull(store, name, entry, Path(folder), fetched)
+    out(folder)
 
 
-@app.command()
+@app.command(cls=TextCommand)
 def rm(
     steps: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps that `gpuctl ckpt ls` shows, or all.")],
     job: Job = None,

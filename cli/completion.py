@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 from typer._completion_shared import get_completion_script
 
 from gpuctl.cli.terminal import out
+from gpuctl.cluster.errors import BadInput
+
+_SHELLS = ("bash", "zsh", "fish")
 
 
-class Shell(StrEnum):
-    bash = "bash"
-    zsh = "zsh"
-    fish = "fish"
-
-
-def verb(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+def verb(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
     """Print the completion script of a shell.
 
     bash: eval "$(gpuctl completion bash)"
     """
-    out(get_completion_script(prog_name="gpuctl", complete_var="_GPUCTL_COMPLETE", shell=shell.value))
+    if shell not in _SHELLS:
+        raise BadInput(f"there is no completion for {shell!r}", f"use one of: {', '.join(_SHELLS)}")
+    out(get_completion_script(prog_name="gpuctl", complete_var="_GPUCTL_COMPLETE", shell=shell))

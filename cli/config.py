@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from gpuctl.cli.options import Cluster, Format, Output, text_option
+from gpuctl.cli.options import Cluster, Output, text_option, wants_json
 from gpuctl.cli.settings import load
 from gpuctl.cli.terminal import out, out_json, table
-from gpuctl.cli.verbs import new_app
+from gpuctl.cli.verbs import TextCommand, new_app
 
 app = new_app(name="config", help="Show the settings and where each comes from.")
 
@@ -17,7 +17,7 @@ def group() -> None:
     """So that ``show`` is a verb below this one."""
 
 
-@app.command()
+@app.command(cls=TextCommand)
 def show(
     cluster: Cluster = None,
     provider: Annotated[str | None, text_option("--provider", metavar="NAME", about="As for up.")] = None,
@@ -27,13 +27,14 @@ def show(
     max_restarts: Annotated[str | None, text_option("--max-restarts", metavar="N", about="As for train.")] = None,
     nproc: Annotated[str | None, text_option("--nproc", metavar="K", about="As for train.")] = None,
     env: Annotated[list[str] | None, text_option("--env", metavar="NAME=VALUE", about="As for train.")] = None,
-    output: Output = Format.text,
+    output: Output = "text",
 ) -> None:
     """Print every setting, its value, and which source won.
 
     A flag comes before the environment (GPUCTL_NODES), that before gpuctl.yaml (the nearest one upward), that before
     the default.
     """
+    as_json = wants_json(output)
     settings = load(
         {
             "cluster": cluster,
@@ -46,7 +47,7 @@ def show(
             "env": env or (),
         }
     )
-    if output is Format.json:
+    if as_json:
         out_json({key: {"value": s.text or None, "source": s.source} for key, s in settings.found.items()})
         return
     rows = [(key, setting.text or "-", setting.source) for key, setting in settings.found.items()]

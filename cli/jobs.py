@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from gpuctl.cli.access import reach
-from gpuctl.cli.options import Bucket, Cluster, Format, Output
+from gpuctl.cli.options import Bucket, Cluster, Output, parse_flag, text_option, wants_json, whole_number
 from gpuctl.cli.terminal import ago, number, out, out_json, say, table
 from gpuctl.cluster.status import JobState, read_jobs
 
 
 def verb(
-    last: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="How many.")] = 20,
-    output: Output = Format.text,
+    last: Annotated[str, text_option("--last", "-n", metavar="N", about="How many (default: 20).")] = "20",
+    output: Output = "text",
     cluster: Cluster = None,
     bucket: Bucket = None,
 ) -> None:
     """List the jobs, the newest last."""
-    found = read_jobs(reach(cluster, bucket).store, last)
-    if output is Format.json:
+    as_json = wants_json(output)
+    most = parse_flag("--last", last, whole_number(1)) or 1
+    found = read_jobs(reach(cluster, bucket).store, most)
+    if as_json:
         out_json(found)
     elif found:
         header = ("JOB", "STATE", "ROUND", "STEP", "LOSS", "CHECKPOINT", "SUBMITTED", "SCRIPT")

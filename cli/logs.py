@@ -8,7 +8,7 @@ import typer
 
 from gpuctl.cli.access import reach
 from gpuctl.cli.follow import Follower, Printer, tell_end
-from gpuctl.cli.options import Bucket, Cluster, Format, Output
+from gpuctl.cli.options import Bucket, Cluster, Output, parse_flag, text_option, wants_json, whole_number
 from gpuctl.cluster import jobs, layout
 from gpuctl.cluster.bucket import Bucket as Store
 from gpuctl.cluster.streams import StreamReader
@@ -17,12 +17,10 @@ from gpuctl.cluster.streams import StreamReader
 def verb(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Default: the newest.", show_default=False)] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    node: Annotated[str | None, typer.Option(metavar="NAME", help="Only this node.", show_default=False)] = None,
-    rank: Annotated[int | None, typer.Option(metavar="R", help="Only this global rank.", show_default=False)] = None,
-    number: Annotated[
-        int | None, typer.Option("--round", metavar="N", help="Only this round.", show_default=False)
-    ] = None,
-    output: Output = Format.text,
+    node: Annotated[str | None, text_option("--node", metavar="NAME", about="Only this node.")] = None,
+    rank: Annotated[str | None, text_option("--rank", metavar="R", about="Only this global rank.")] = None,
+    number: Annotated[str | None, text_option("--round", metavar="N", about="Only this round.")] = None,
+    output: Output = "text",
     cluster: Cluster = None,
     bucket: Bucket = None,
 ) -> None:
@@ -30,14 +28,15 @@ def verb(
 
     With -f, Ctrl-C ends the showing and not the job; the exit code is the job's. -o json prints one object per line.
     """
+    printer = Printer(as_json=wants_json(output), rank=parse_flag("--rank", rank, whole_number(0)))
+    only = parse_flag("--round", number, whole_number(0))
     store = reach(cluster, bucket).store
     spec = jobs.find(store, job)
-    printer = Printer(as_json=output is Format.json, rank=rank)
     if not follow:
-        _show_all(store, spec.job, printer, number, node)
+        _show_all(store, spec.job, printer, only, node)
         return
     now = jobs.rounds(store, spec.job).read().number
-    follower = Follower(store, spec, printer, since=max(0, now - 1), number=number, node=node)
+    follower = Follower(store, spec, printer, since=max(0, now - 1), number=only, node=node)
     tell_end(spec, follower.to_the_end())
 
 

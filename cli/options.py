@@ -1,18 +1,20 @@
-"""The options that several verbs share. Values of settings stay text, so that every source is refused in one way."""
+"""The options that several verbs share, and how their text is read.
+
+Every value reaches a verb as text, and the verb (or ``settings``) makes something of it: so a flag, a variable and a
+line of ``gpuctl.yaml`` are refused in the same words.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from gpuctl.cluster.errors import BadInput
 
-class Format(StrEnum):
-    """How a verb that reads prints what it found."""
-
-    text = "text"
-    json = "json"
+T = TypeVar("T")
 
 
 def text_option(*names: str, metavar: str, about: str) -> Any:
@@ -24,4 +26,47 @@ Bucket = Annotated[
     str | None,
     text_option("--bucket", metavar="URL", about="The cluster's bucket, if it is not known on this machine."),
 ]
-Output = Annotated[Format, typer.Option("--output", "-o", help="How to print it.", show_default=False)]
+Output = Annotated[str, text_option("--output", "-o", metavar="text|json", about="How to print it.")]
+
+
+def wants_json(output: str) -> bool:
+    """Raises ``BadInput`` for an ``--output`` that is neither."""
+    if output not in ("text", "json"):
+        raise BadInput(f"--output {output} is not a format", "use text or json")
+    return output == "json"
+
+
+def parse_flag(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    """The value of a flag; ``None`` if it was not given. Raises ``BadInput`` with what ``parse`` complains of."""
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise refusal(f"{flag} {text}", error) from error
+
+
+def refusal(where: str, error: ValueError) -> BadInput:
+    """A parser's ``ValueError("is not …; use …")`` about the text at ``where``."""
+    message, _, hint = str(error).partition("; ")
+    return BadInput(f"{where} {message}", hint)
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Parses a number of ``least`` or more."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?\d+", text.strip(), re.ASCII):
+            raise ValueError(f"is not a whole number; use {least} or more")
+        if int(text) < least:
+            raise ValueError(f"is too few; use {least} or more")
+        return int(text)
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    """Parses a number of seconds."""
+    if not re.fullmatch(r"\d+(\.\d+)?", text.strip(), re.ASCII):
+        raise ValueError("is not a number of seconds; use one such as 30, or 0")
+    return float(text)

@@ -7,18 +7,18 @@ from typing import Annotated
 import typer
 
 from gpuctl.cli.access import reach
-from gpuctl.cli.options import Cluster
+from gpuctl.cli.options import Cluster, parse_flag, seconds, text_option
 from gpuctl.cli.terminal import say
 
 
 def verb(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `gpuctl status` shows it.")],
     notice: Annotated[
-        float, typer.Option(metavar="S", min=0, help="Seconds between the notice and the end; 0: no notice.")
-    ] = 30.0,
+        str, text_option("--notice", metavar="S", about="Seconds from the notice to the end; 0: none (default: 30).")
+    ] = "30",
     replace_after: Annotated[
-        float | None,
-        typer.Option(metavar="S", min=0, help="Seconds until a new node takes its place.", show_default="never"),
+        str | None,
+        text_option("--replace-after", metavar="S", about="Seconds until a new node takes its place (default: never)."),
     ] = None,
     cluster: Cluster = None,
 ) -> None:
@@ -26,7 +26,9 @@ def verb(
 
     A notice first, then an end without mercy for everything on the node, then perhaps a replacement.
     """
+    notice_s = parse_flag("--notice", notice, seconds) or 0.0
+    replace_after_s = parse_flag("--replace-after", replace_after, seconds)
     access = reach(cluster)
     from gpuctl.stacks.provider import provider
 
-    provider(access.cluster.provider).preempt(access.cluster, node, notice, replace_after, say)
+    provider(access.cluster.provider).preempt(access.cluster, node, notice_s, replace_after_s, say)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuctl.cli import settings_file
+from gpuctl.cli.options import refusal, whole_number
 from gpuctl.cluster.errors import BadInput
 
 Flag = str | Sequence[str] | None
@@ -94,16 +95,6 @@ def parse_nodes(text: str) -> tuple[int, int]:
     return fewest, most
 
 
-def parse_flag(flag: str, text: str | None, parse: Callable[[str], Any]) -> Any:
-    """The value of a flag that is no setting; ``None`` if it was not given. Raises ``BadInput``."""
-    if text is None:
-        return None
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise _refusal(f"{flag} {text}", error) from error
-
-
 def _winner(
     key: Key, flag: Flag, env: Mapping[str, str], file: Mapping[str, settings_file.Line]
 ) -> tuple[Setting, str]:
@@ -123,12 +114,7 @@ def _parsed(key: Key, text: str, where: str) -> Any:
     try:
         return key.parse(text)
     except ValueError as error:
-        raise _refusal(where, error) from error
-
-
-def _refusal(where: str, error: ValueError) -> BadInput:
-    message, _, hint = str(error).partition("; ")
-    return BadInput(f"{where} {message}", hint)
+        raise refusal(where, error) from error
 
 
 def _worker_env(flags: Flag, env: Mapping[str, str], file: Mapping[str, settings_file.Line]) -> dict[str, Setting]:
@@ -153,17 +139,6 @@ def _name(text: str) -> str:
     return text
 
 
-def _count(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"-?\d+", text.strip(), re.ASCII):
-            raise ValueError(f"is not a whole number; use {least} or more")
-        if int(text) < least:
-            raise ValueError(f"is too few; use {least} or more")
-        return int(text)
-
-    return parse
-
-
 def _text(text: str) -> str:
     return text
 
@@ -172,9 +147,9 @@ KEYS = (
     Key("cluster", _name, "default", "Name of the cluster."),
     Key("provider", _text, "local", "Where the machines come from."),
     Key("nodes", parse_nodes, "1", "Nodes of the cluster: a number, or fewest:most."),
-    Key("slots", _count(1), "", "Worker processes per node; unset: one per GPU, else 1."),
+    Key("slots", whole_number(1), "", "Worker processes per node; unset: one per GPU, else 1."),
     Key("bucket", _text, "", "URL of the bucket; unset: the provider chooses one."),
-    Key("max_restarts", _count(0), "0", "Times a script that fails is started again; lost nodes do not count."),
-    Key("nproc", _count(1), "", "Worker processes per node of a job; unset: the node's slots."),
+    Key("max_restarts", whole_number(0), "0", "Times a script that fails is started again; lost nodes do not count."),
+    Key("nproc", whole_number(1), "", "Worker processes per node of a job; unset: the node's slots."),
     Key("env", _text, "", "Variables for the workers."),
 )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpuctl.cli.access import Access, reach
-from gpuctl.cli.options import Bucket, Cluster, Format, Output
+from gpuctl.cli.options import Bucket, Cluster, Output, wants_json
 from gpuctl.cli.terminal import ago, number, out_json, size, styled, table
 from gpuctl.cluster.refusals import shown
 from gpuctl.cluster.status import CheckpointState, ClusterState, JobState, NodeState, read_cluster
@@ -19,19 +19,20 @@ _WATCH_S = 1.0
 
 def verb(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it until Ctrl-C.")] = False,
-    output: Output = Format.text,
+    output: Output = "text",
     cluster: Cluster = None,
     bucket: Bucket = None,
 ) -> None:
     """Show the nodes, rank 0 and how far the jobs are."""
+    as_json = wants_json(output)
     access = reach(cluster, bucket)
-    if watch and output is Format.text:
+    if watch and not as_json:
         with contextlib.suppress(KeyboardInterrupt):  # the way to leave it
             _watch(access)
         return
     while True:
         state = _read(access)
-        if output is Format.json:
+        if as_json:
             out_json(state)
         else:
             print("\n".join(lines(state)))

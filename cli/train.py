@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from gpuctl.cli.access import reach_with
-from gpuctl.cli.options import Cluster, text_option
-from gpuctl.cli.settings import load, parse_flag, parse_nodes
+from gpuctl.cli.options import Cluster, parse_flag, text_option
+from gpuctl.cli.settings import load, parse_nodes
 from gpuctl.cli.terminal import bar, count, out, say, size
 from gpuctl.cli.verbs import Interrupted
 from gpuctl.cluster import jobs, packing
@@ -24,7 +24,7 @@ from gpuctl.cluster.records import JobSpec
 def verb(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script in the working folder or below.")],
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="The script's own arguments.")
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments, after `--`.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return; print the job's id.")] = False,
     nodes: Annotated[
