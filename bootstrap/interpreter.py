@@ -22,8 +22,10 @@ import msgspec
 
 from gpuctl.trainers.launch import LaunchSpec, WorkerFailure
 
-OnExit = Callable[[list[WorkerFailure] | None], None]
-"""Takes the workers that failed; ``None`` if the launcher itself did not live to tell."""
+Ending = list[WorkerFailure] | str
+"""The workers that failed, or why the launcher itself could not tell."""
+
+OnExit = Callable[[Ending], None]
 
 
 class Launched:
@@ -53,7 +55,7 @@ class Interpreter:
         self._lock = threading.Lock()
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._exits: dict[int, OnExit] = {}
-        self._early: dict[int, list[WorkerFailure] | None] = {}
+        self._early: dict[int, Ending] = {}
         self._preloading = 0
         # A child asks to die with its parent, and to the kernel that is the thread that forked it: one that stays.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
@@ -96,8 +98,8 @@ class Interpreter:
             if pid not in self._early:
                 self._exits[pid] = on_exit
                 return Launched(pid)
-            failures = self._early.pop(pid)
-        threading.Thread(target=on_exit, args=(failures,), daemon=True).start()
+            ending = self._early.pop(pid)
+        threading.Thread(target=on_exit, args=(ending,), daemon=True).start()
         return Launched(pid)
 
     def stop(self) -> None:
@@ -143,7 +145,7 @@ class Interpreter:
             with self._lock:
                 exits, self._exits = self._exits, {}
             for on_exit in exits.values():
-                on_exit(None)
+                on_exit("the interpreter died")
         self._on_change()
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -160,13 +162,13 @@ class Interpreter:
             case "launched":
                 self._replies.put(message)
             case "exited":
-                failures = msgspec.convert(message["failures"], list[WorkerFailure] | None)
+                ending = message.get("error") or msgspec.convert(message["failures"], list[WorkerFailure])
                 with self._lock:
                     on_exit = self._exits.pop(message["pid"], None)
                     if on_exit is None:
-                        self._early[message["pid"]] = failures  # ``launch`` has not entered it yet
+                        self._early[message["pid"]] = ending  # ``launch`` has not entered it yet
                 if on_exit:
-                    on_exit(failures)
+                    on_exit(ending)
 
     # -- a new one ----------------------------------------------------------------------------------------------------
 
@@ -200,9 +202,16 @@ class Interpreter:
             try:
                 failures = msgspec.json.decode((folder / "result.json").read_bytes(), type=list[WorkerFailure])
             except (OSError, msgspec.DecodeError):
-                on_exit(None)
+                on_exit(_last_lines(Path(spec.log_dir) / "launcher.log") or "it was killed")
             else:
                 on_exit(failures)
 
         threading.Thread(target=wait, name="launcher", daemon=True).start()
         return launched
+
+
+def _last_lines(path: Path) -> str:
+    try:
+        return " | ".join(path.read_text(errors="replace").strip().splitlines()[-3:])
+    except OSError:
+        return ""

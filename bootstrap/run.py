@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -14,7 +15,7 @@ from typing import Literal
 import msgspec
 import psutil
 
-from gpuctl.bootstrap.interpreter import Interpreter, Launched
+from gpuctl.bootstrap.interpreter import Ending, Interpreter, Launched
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.bootstrap.workspace import JobWorkspace
 from gpuctl.cluster.clock import Clock
@@ -26,6 +27,7 @@ from gpuctl.trainers.launch import LaunchSpec, WorkerFailure, needs_fresh
 NodeExitStatus = Literal["completed", "drained", "failed", "stopped"]
 
 _TRACEBACK_CHARS = 8000
+_FULL_BYTES = 64 * 1024
 
 
 class Run:
@@ -148,19 +150,19 @@ class Run:
             log_dir=str(self.log_dir),
         )
 
-    def _workers_gone(self, failures: list[WorkerFailure] | None) -> None:
+    def _workers_gone(self, ending: Ending) -> None:
         """Tell apart: completed, drained on request, ended by us, failed."""
         seen = {path.name.split(".")[0] for path in self.context.round_dir.glob("*.*")}
         aware = AWARE in seen
         if self._killed:
-            self._end("stopped", failures or [])
-        elif failures is None:
-            self._end("failed", [], "the launcher died: " + _last_lines(self.log_dir / "launcher.log"))
+            self._end("stopped", [])
+        elif isinstance(ending, str):
+            self._end("failed", [], f"the launcher ended: {ending}")
         elif DRAINED in seen:
             self._end("drained", [])
-        elif failures:
+        elif ending:
             # A worker that knows nothing of draining dies of the signal; one that does, and fails, has failed.
-            self._end("stopped" if self._asked and not aware else "failed", failures)
+            self._end("stopped" if self._asked and not aware else "failed", ending)
         else:
             # Exit code 0 after SIGTERM is, by custom, a checkpoint written, not a training finished.
             self._end("drained" if self._asked and not aware else "completed", [])
@@ -169,6 +171,9 @@ class Run:
         member = self.round.members[self.rank]
         progress = self.progress()
         ranks = tuple(self._rank_exit(failure) for failure in failures)
+        if status == "failed" and shutil.disk_usage(self.context.round_dir).free < _FULL_BYTES:
+            # Then no worker could write down what went wrong, and what it was is known.
+            message, ranks = f"no space left on the disk that holds {self.context.round_dir}", ()
         if message and not ranks:
             ranks = (RankExit(rank=self.base_rank, local_rank=0, exit_code=1, message=message, at=self._clock.time()),)
         self.exit = NodeExit(
@@ -213,13 +218,6 @@ def _traceback(stderr: Path) -> str:
         text = file.read().decode(errors="replace")
     start = text.rfind("Traceback (most recent call last)")
     return text[start:].strip()[:_TRACEBACK_CHARS] if start >= 0 else "\n".join(text.strip().splitlines()[-5:])
-
-
-def _last_lines(path: Path) -> str:
-    try:
-        return " | ".join(path.read_text(errors="replace").strip().splitlines()[-3:])
-    except OSError:
-        return ""
 
 
 def _catches_sigterm(pid: int) -> bool:

@@ -8,7 +8,7 @@ The agent talks to it over a socket pair, one JSON message each way at a time:
 - in: ``{"do": "preload", "names": […]}``, ``{"do": "launch", "spec": {…}, "listening": true}`` (and then that socket's
   file descriptor)
 - out: ``{"event": "ready"}``, ``{"event": "preloaded", "failed": […]}``, ``{"event": "launched", "pid": …}``,
-  ``{"event": "exited", "pid": …, "failures": […] | null}``
+  ``{"event": "exited", "pid": …, "failures": […]}``, or with ``"error"`` where the launcher itself failed
 
 It ends when the agent does, and its launchers and workers with it.
 """
@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from gpuctl.trainers.imports import preload
-from gpuctl.trainers.launch import LaunchSpec, WorkerFailure, die_with_parent, launch
+from gpuctl.trainers.launch import LaunchSpec, die_with_parent, launch
 
 _EVERY_SCRIPT = (
     "torch",
@@ -112,7 +112,8 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             status = _launcher(spec, listening, write)
-        except BaseException:  # noqa: BLE001 - the process ends here, and its log should say why
+        except BaseException as error:  # noqa: BLE001 - the process ends here, and should say why
+            os.write(write, _message(error=f"{type(error).__name__}: {error}"))
             traceback.print_exc()
         finally:
             sys.stderr.flush()
@@ -126,14 +127,14 @@ class _Server:
                 return
             if pid == 0:
                 return
-            result = self._results.pop(pid, None)
-            if result is None:
+            pipe_end = self._results.pop(pid, None)
+            if pipe_end is None:
                 continue
             _kill_group(pid)  # workers that outlived their launcher, and whatever they started
-            with os.fdopen(result, "rb") as pipe:
+            with os.fdopen(pipe_end, "rb") as pipe:
                 data = pipe.read()
-            failures = msgspec.json.decode(data) if data else None
-            self._agent.send_bytes(_message(event="exited", pid=pid, failures=failures))
+            result = msgspec.json.decode(data) if data else {"error": "it was killed"}
+            self._agent.send_bytes(_message(event="exited", pid=pid, **result))
 
     def _kill_all(self) -> None:
         for pid in self._results:
@@ -151,8 +152,7 @@ def _launcher(spec: LaunchSpec, listening: int | None, result: int) -> int:
     os.environ.clear()
     os.environ.update(spec.env)
     os.chdir(spec.cwd)
-    failures: list[WorkerFailure] = launch(spec, listening)
-    os.write(result, msgspec.json.encode(failures))
+    os.write(result, _message(failures=launch(spec, listening)))
     return 0
 
 

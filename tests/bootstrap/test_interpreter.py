@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuctl.bootstrap.interpreter import Interpreter
+from gpuctl.bootstrap.interpreter import Ending, Interpreter
 from gpuctl.trainers.launch import LaunchSpec, WorkerFailure, needs_fresh
 
 PATIENCE_S = 60
@@ -24,7 +24,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.changed = threading.Event()
-        self.exits: queue.Queue[list[WorkerFailure] | None] = queue.Queue()
+        self.exits: queue.Queue[Ending] = queue.Queue()
         self.interpreter = Interpreter(dict(os.environ), folder / "log", self.changed.set)
 
     def wait_until_ready(self) -> None:
@@ -54,7 +54,7 @@ class Bench:
             self.launched = self.interpreter.launch(spec, listening, fresh=fresh, on_exit=self.exits.put)
         return spec
 
-    def ended(self) -> list[WorkerFailure] | None:
+    def ended(self) -> Ending:
         return self.exits.get(timeout=PATIENCE_S)
 
     def printed(self, local_rank: int = 0) -> str:
@@ -113,7 +113,7 @@ def test_kill_ends_the_launcher_its_workers_and_what_they_started(bench: Bench) 
     _wait_for(lambda: bench.printed().endswith("\n"))
     grandchild = psutil.Process(int(bench.printed()))
     bench.launched.kill()
-    assert bench.ended() is None
+    assert bench.ended() == "it was killed"
     _, alive = psutil.wait_procs([grandchild], timeout=10)
     assert alive == []
 
@@ -124,7 +124,7 @@ def test_when_the_interpreter_dies_its_workers_die_and_the_next_round_has_a_new_
     worker = psutil.Process(int(bench.printed()))
     bench.wait_until_ready()
     os.kill(bench.interpreter._process.pid, signal.SIGKILL)
-    assert bench.ended() is None
+    assert bench.ended() == "the interpreter died"
     _, alive = psutil.wait_procs([worker], timeout=10)
     assert alive == []
     _wait_for(lambda: bench.interpreter.state == "dead")

@@ -1,0 +1,170 @@
+"""A whole cluster through the real command line: real agents, real torchrun workers, really killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from gpuctl.cluster import jobs, layout
+from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.records import CheckpointLog, NodeRecord, Round, decode
+from gpuctl.stacks import processes
+
+T = TypeVar("T")
+PATIENCE_S = 60.0
+
+
+class Cluster:
+    """One user's machine: a state directory, a folder with scripts, and ``gpuctl``."""
+
+    def __init__(self, state: Path, folder: Path) -> None:
+        self.state = state
+        self.folder = folder
+        self.folder.mkdir(exist_ok=True)
+        self.name = "default"
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("GPUCTL_")},
+            "GPUCTL_STATE_DIR": str(state),
+            "NO_COLOR": "1",
+            "COLUMNS": "120",
+        }
+
+    def write(self, name: str, text: str) -> str:
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return name
+
+    def run(self, *args: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """``gpuctl args``; fails the test unless it exits with ``code`` (``None``: any)."""
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuctl.cli.main", *args],
+            cwd=self.folder,
+            env=self.env,
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+        )
+        if code is not None and done.returncode != code:
+            pytest.fail(
+                f"gpuctl {' '.join(args)} exited {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.agents_said()}"
+            )
+        return done
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpuctl.cli.main", *args],
+            cwd=self.folder,
+            env=self.env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def up(self, nodes: str, *args: str) -> None:
+        self.run("up", "--nodes", nodes, *args)
+
+    def train(self, script: str, *args: str) -> str:
+        """Start a job and leave it; returns its id."""
+        done = self.run("train", "-d", script, *args)
+        return self.newest_job() or pytest.fail(done.stdout)
+
+    # -- what the bucket says -----------------------------------------------------------------------------------------
+
+    @property
+    def bucket(self) -> Bucket:
+        return open_bucket(f"file://{self.state}/buckets/{self.name}")
+
+    def newest_job(self) -> str | None:
+        return jobs.newest(self.bucket)
+
+    def nodes(self) -> dict[str, NodeRecord]:
+        keys = [entry.key for entry in self.bucket.list(layout.NODES)]
+        found = [(key, self.bucket.get(key)) for key in keys]
+        return {record.node: record for key, data in found if data and (record := decode(data, NodeRecord, key))}
+
+    def rank0(self) -> str:
+        return next(record.node for record in self.nodes().values() if record.view)
+
+    def history(self, job: str) -> list[Round]:
+        """Every entry of the job's ledger but those of its time in line."""
+        entries = [version.value for version in jobs.rounds(self.bucket, job).history()]
+        return [entry for entry in entries if entry and entry.number > 0]
+
+    def now(self, job: str) -> Round | None:
+        return jobs.rounds(self.bucket, job).read().value
+
+    def step(self, job: str, number: int | None = None) -> int:
+        """The furthest step that some node's heartbeat tells of; of round ``number`` if given."""
+        told = [r.progress for r in self.nodes().values() if r.progress and r.progress.job == job]
+        return max((p.step for p in told if number is None or p.round == number), default=-1)
+
+    def checkpoints(self, job: str) -> CheckpointLog:
+        from gpuctl.cluster.ledger import Ledger
+
+        ledger = Ledger(self.bucket, f"{layout.checkpoints(job)}/ledger", CheckpointLog)
+        return ledger.read().value or CheckpointLog()
+
+    def metrics(self, job: str) -> list[dict[str, Any]]:
+        from gpuctl.cluster.streams import StreamReader
+
+        return [line for _, _, line in StreamReader(self.bucket, layout.metrics(job)).read()]
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait(self, condition: Callable[[], T], what: str, timeout: float = PATIENCE_S) -> T:
+        deadline = time.monotonic() + timeout
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited {timeout:g} s for: {what}\n{self.agents_said()}")
+            time.sleep(0.02)
+        return found
+
+    def wait_for_step(self, job: str, step: int, number: int | None = None) -> None:
+        self.wait(lambda: self.step(job, number) >= step, f"{job} to reach step {step} in round {number}")
+
+    def wait_for_end(self, job: str, timeout: float = PATIENCE_S) -> Round:
+        self.wait(lambda: (r := self.now(job)) and r.phase == "ended", f"{job} to end", timeout)
+        ended = self.now(job)
+        assert ended is not None
+        return ended
+
+    # -- violence -----------------------------------------------------------------------------------------------------
+
+    def node_dir(self, node: str) -> Path:
+        return self.state / "local" / self.name / "nodes" / node
+
+    def kill(self, node: str) -> None:
+        """Power loss: everything on the node at once."""
+        assert processes.kill_all(self.node_dir(node)) == []
+
+    def signal_all(self, node: str, number: signal.Signals) -> None:
+        for process in processes.marked_processes(self.node_dir(node)):
+            process.send_signal(number)
+
+    def agents_said(self) -> str:
+        logs = sorted((self.state / "local").glob("*/nodes/*/*.log"))
+        return "\n".join(
+            f"--- {path.parent.name}/{path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in logs
+        )
+
+    def end(self) -> None:
+        processes.kill_all(self.state / "local")
+
+
+def as_json(done: subprocess.CompletedProcess[str]) -> Any:
+    return json.loads(done.stdout)
+
+
+def as_json_lines(done: subprocess.CompletedProcess[str]) -> list[Any]:
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,62 @@
+"""Scripts that the end-to-end tests train."""
+
+from __future__ import annotations
+
+PLAIN_DDP = """
+    import os, sys
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(5):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"]
+    print("env", " ".join(f"{n}={os.environ[n]}" for n in names + ["GPUCTL_JOB", "GPUCTL_NODE", "GPUCTL_ROUND"]))
+    print("argv", sys.argv[1:], "cwd", os.getcwd() == os.path.dirname(os.path.abspath(__file__)), "name", __name__)
+    print("to stderr", file=sys.stderr)
+"""
+
+COUNTING = """
+    '''Learns a fixed problem step by step; each step is a little real work and a short rest.'''
+    import argparse, time
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from gpuctl import Checkpointer, log_metrics
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=20)
+    parser.add_argument("--rest", type=float, default=0.01)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    # Without this, DDP lays out its buckets anew after the first step of each process, which changes the order of
+    # additions: the weights of an interrupted run would differ in the last bits.
+    ddp = DDP(model, find_unused_parameters=True)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    checkpointer = Checkpointer(every=args.every)
+    state = {"model": model, "optimizer": optimizer}
+    start = checkpointer.restore(state) or 0
+    print("starts at", start, "world", world, flush=True)
+    for step in range(start, args.steps):
+        generator = torch.Generator().manual_seed(step)
+        batch = torch.randn(24, 16, generator=generator)[rank::world]
+        loss = (ddp(batch) - batch.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log_metrics(step + 1, loss=loss)
+        time.sleep(args.rest)
+        checkpointer.step(step + 1, state)
+    if rank == 0:
+        print("finished", args.steps, "loss", round(loss.item(), 6), flush=True)
+        if args.out:
+            torch.save(model.state_dict(), args.out)
+"""

@@ -1,0 +1,188 @@
+"""Nodes taken, killed, frozen and brought back while a job runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tests.e2e.machine import Cluster
+from tests.e2e.scripts import COUNTING
+
+from gpuctl.stacks import processes
+
+
+def _first_steps(cluster: Cluster, job: str) -> dict[int, int]:
+    """Round to the first optimizer step made in it."""
+    first: dict[int, int] = {}
+    for record in cluster.metrics(job):
+        first[record["round"]] = min(record["step"], first.get(record["round"], record["step"]))
+    return first
+
+
+def _succeeded(cluster: Cluster, job: str) -> None:
+    outcome = cluster.wait_for_end(job).outcome
+    assert outcome is not None and outcome.result == "succeeded", outcome
+
+
+def test_weights_after_losing_and_regaining_nodes_are_those_of_an_undisturbed_run(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.up("3")
+    script = cluster.write("count.py", COUNTING)
+    calm, rough = tmp_path / "calm.pt", tmp_path / "rough.pt"
+    cluster.run("train", script, "--", "--steps", "300", "--rest", "0", "--out", str(calm))
+    job = cluster.train(script, "--", "--steps", "300", "--out", str(rough))
+    cluster.wait_for_step(job, 50)
+    cluster.run("preempt", cluster.rank0(), "--notice", "0", "--replace-after", "0")
+    cluster.wait_for_step(job, 120, number=cluster.wait(lambda: _running(cluster, job, 3), "three nodes again"))
+    other = next(node for node in cluster.nodes() if node != cluster.rank0())
+    cluster.run("preempt", other, "--notice", "20", "--replace-after", "0")
+    _succeeded(cluster, job)
+    assert len({r.number for r in cluster.history(job) if r.phase == "run"}) == 3
+    weights, other_weights = torch.load(calm), torch.load(rough)
+    assert weights.keys() == other_weights.keys()
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+def _running(cluster: Cluster, job: str, nodes: int) -> int | None:
+    now = cluster.now(job)
+    return now.number if now and now.phase == "run" and len(now.members) == nodes and now.number > 1 else None
+
+
+def test_a_notice_costs_no_step_and_a_kill_at_most_one_interval(cluster: Cluster) -> None:
+    cluster.up("2:3")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "260", "--every", "25")
+    cluster.wait_for_step(job, 30)
+    cluster.run("preempt", cluster.rank0(), "--notice", "30")
+    cluster.wait_for_step(job, 110, number=2)
+    cluster.run("preempt", cluster.rank0(), "--notice", "0", "--replace-after", "0")
+    _succeeded(cluster, job)
+    first = _first_steps(cluster, job)
+    done = {r: max(m["step"] for m in cluster.metrics(job) if m["round"] == r) for r in first}
+    assert first[2] == done[1] + 1
+    later = min(r for r in first if r > 2)
+    assert 0 <= done[2] + 1 - first[later] <= 25
+
+
+def test_a_node_killed_while_another_is_away_leaves_one_that_finishes(cluster: Cluster) -> None:
+    cluster.up("1:3")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "250")
+    cluster.wait_for_step(job, 25)
+    first = cluster.rank0()
+    second = next(node for node in cluster.nodes() if node != first)
+    cluster.kill(first)
+    cluster.kill(second)
+    _succeeded(cluster, job)
+    assert len(cluster.history(job)[-1].members) == 1
+    assert max(_first_steps(cluster, job).values()) > 20
+
+
+def test_all_nodes_killed_at_once_and_brought_back_go_on_from_the_last_checkpoint(cluster: Cluster) -> None:
+    cluster.up("3")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "200", "--every", "10")
+    cluster.wait(lambda: cluster.checkpoints(job).entries, "a checkpoint")
+    processes.kill_all(cluster.state / "local")
+    kept = cluster.checkpoints(job).entries[-1].step
+    cluster.up("3")
+    _succeeded(cluster, job)
+    first = _first_steps(cluster, job)
+    assert first[max(first)] == kept + 1
+
+
+def test_workers_do_not_outlive_their_agent(cluster: Cluster) -> None:
+    cluster.up("1:2")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "250")
+    cluster.wait_for_step(job, 5)
+    victim = cluster.rank0()
+    agent = processes.noted_process(cluster.node_dir(victim))
+    assert agent is not None
+    workers = agent.children(recursive=True)
+    assert len(workers) >= 3  # the warm interpreter, the launcher, a worker
+    os.kill(agent.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert alive == []
+    _succeeded(cluster, job)
+
+
+def test_a_frozen_rank_0_wakes_to_find_itself_deposed_and_joins_again(cluster: Cluster) -> None:
+    cluster.up("2:3")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "700")
+    cluster.wait_for_step(job, 20)
+    frozen = cluster.rank0()
+    cluster.signal_all(frozen, signal.SIGSTOP)
+    two = cluster.wait(lambda: _running(cluster, job, 2), "the two others to go on")
+    cluster.wait_for_step(job, 60, number=two)
+    cluster.signal_all(frozen, signal.SIGCONT)
+    cluster.wait(lambda: _running(cluster, job, 3), "the third to be back")
+    assert cluster.rank0() != frozen
+    rounds = [entry.round for entry in cluster.checkpoints(job).entries]
+    assert rounds == sorted(rounds)
+    numbers = [r.number for r in cluster.history(job)]
+    assert numbers == sorted(numbers)
+    cluster.run("cancel", job)
+
+
+def test_a_node_that_joins_costs_no_step(cluster: Cluster) -> None:
+    cluster.up("1:2")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "600", "--every", "1000")
+    cluster.wait_for_step(job, 10)
+    other = next(node for node in cluster.nodes() if node != cluster.rank0())
+    cluster.run("preempt", other, "--notice", "20", "--replace-after", "0")
+    cluster.wait(lambda: _running(cluster, job, 2), "two nodes again")
+    _succeeded(cluster, job)
+    steps = [m["step"] for m in cluster.metrics(job)]
+    assert sorted(steps) == list(range(1, 601))  # none twice, none left out
+
+
+def test_a_fixed_size_job_waits_for_the_replacement(cluster: Cluster) -> None:
+    cluster.up("2")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "150")
+    cluster.wait_for_step(job, 25)
+    cluster.kill(next(node for node in cluster.nodes() if node != cluster.rank0()))
+    cluster.wait(lambda: (r := cluster.now(job)) and r.phase == "wait", "the job to wait")
+    cluster.up("2")
+    _succeeded(cluster, job)
+
+
+def test_a_disk_that_fills_fails_the_job_by_name_and_loses_no_checkpoint(cluster: Cluster) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    import subprocess
+
+    cluster.state.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(cluster.state)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        cluster.up("1")
+        job = cluster.train(
+            cluster.write("count.py", COUNTING), "--", "--steps", "100000", "--every", "10", "--rest", "0"
+        )
+        cluster.wait(lambda: len(cluster.checkpoints(job).entries) > 1, "checkpoints")
+        ballast = cluster.state / "ballast"
+        with ballast.open("wb") as file:
+            while True:
+                try:
+                    file.write(b"\0" * 65536)
+                    file.flush()
+                except OSError:
+                    break
+        cluster.wait(lambda: "No space left" in cluster.agents_said() or _ended(cluster, job), "the disk to be full")
+        ballast.unlink()
+        outcome = cluster.wait_for_end(job).outcome
+        assert outcome is not None and outcome.result == "failed" and "space" in outcome.message.lower()
+        entries = cluster.checkpoints(job).entries
+        listed = cluster.run("ckpt", "pull", str(entries[-1].step), str(cluster.folder / "pulled"), code=None)
+        assert listed.returncode == 0, listed.stderr
+    finally:
+        cluster.end()
+        subprocess.run(["umount", "-l", str(cluster.state)], check=False)
+
+
+def _ended(cluster: Cluster, job: str) -> bool:
+    now = cluster.now(job)
+    return now is not None and now.phase == "ended"
