@@ -165,7 +165,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-Trouble = Literal["lost", "unheard", "retried"]
+Trouble = Literal["none", "lost", "unheard", "retried"]
 """``lost``: the call never reached the store. ``unheard``: it did, and the answer got lost. ``retried``: so it did, and
 the client tried again: a ``create`` then finds its own object and says ``False``."""
 

@@ -129,6 +129,9 @@ def test_a_pruning_that_fails_does_not_spoil_the_win(store: FaultyStore) -> None
     store.trouble("delete", "lost", "unheard")
     assert ledger.commit("three", 2)
     assert ledger.commit("four", 3)
+    store.trouble("list", "none", "none", "lost")  # the look for a higher one, twice, and then the sweep's
+    assert ledger.commit("five", 4)
+    assert ledger.commit("six", 5)
 
 
 def test_a_bucket_that_forbids_deletion_still_decides(proxy: Proxy, spoiled: Bucket) -> None:
