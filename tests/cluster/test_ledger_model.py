@@ -187,10 +187,6 @@ class _Writer(threading.Thread):
         answer: bool = self._call(lambda: self.world.create(key, data), late=(key, data))
         return answer
 
-    def list(self, prefix: str, after: str | None = None) -> list[Entry]:
-        answer: list[Entry] = self._call(lambda: self.world.list(prefix, after))
-        return answer
-
     def delete(self, keys: Iterable[str]) -> None:
         self._call(lambda: self.world.delete(keys))
 
@@ -199,6 +195,10 @@ class _Writer(threading.Thread):
 
     def put(self, key: str, data: bytes) -> None:
         raise NotImplementedError
+
+    def list(self, prefix: str, after: str | None = None) -> list[Entry]:
+        answer: list[Entry] = self._call(lambda: self.world.list(prefix, after))
+        return answer
 
 
 def _play(keep: int | None, deeds: Sequence[Sequence[str]], turns: Sequence[tuple[int, str | None]]) -> _World:
