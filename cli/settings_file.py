@@ -58,12 +58,14 @@ def read(path: Path, keys: Collection[str], maps: Collection[str]) -> dict[str, 
             near = difflib.get_close_matches(key, keys, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the keys are: {', '.join(keys)}"
             raise _bad(path, line, f"unknown key {key!r}", hint)
+        if _is_null(value):
+            continue
         if key in maps:
             for name, at, inner in _pairs(path, _expect(path, line, key, value, yaml.MappingNode, "a map of K: V")):
                 found[f"{key}.{name}"] = _line(path, at, f"{key}.{name}", inner)
         else:
             found[key] = _line(path, line, key, value)
-    return {key: value for key, value in found.items() if value.text}
+    return found
 
 
 def _pairs(path: Path, node: Any) -> Iterator[tuple[str, int, Any]]:
@@ -81,8 +83,11 @@ def _line(path: Path, line: int, key: str, value: Any) -> Line:
     import yaml
 
     scalar = _expect(path, line, key, value, yaml.ScalarNode, "a single value")
-    is_null = scalar.tag == "tag:yaml.org,2002:null"
-    return Line("" if is_null else str(scalar.value), f"{path.name}:{line}")
+    return Line("" if _is_null(scalar) else str(scalar.value), f"{path.name}:{line}")
+
+
+def _is_null(node: Any) -> bool:
+    return bool(node.tag == "tag:yaml.org,2002:null")
 
 
 def _expect(path: Path, line: int, key: str, value: Any, kind: Any, what: str) -> Any:

@@ -58,7 +58,7 @@ class ReaderLeft(Exception):
 
 
 class AsText:
-    """For a command or a group: every value reaches the verb as the text it is (see ``options``).
+    """For a command or a group: text reaches the verb as it is (see ``options``).
 
     Typer 0.29 would load pydantic for it, 0.1 s of CPU and a third of ``gpuctl status``, to turn text into text.
     """
@@ -66,9 +66,12 @@ class AsText:
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
-            if hasattr(param, "_runtime_param"):
+            if hasattr(param, "_runtime_param") and param.type_descriptor.annotation in _TEXT:
                 param._runtime_param = _AsIs()
         return params
+
+
+_TEXT = (str, bool, list[str])
 
 
 class _AsIs:
@@ -122,7 +125,7 @@ class VerbGroup(TextGroup):
 def load(name: str) -> Any:
     """The command of one verb, from its module."""
     module = import_module(VERBS[name].module)
-    app = getattr(module, "app", None) or single(module.verb)
+    app = getattr(module, "app", None) or single(getattr(module, "verb", None) or getattr(module, name))
     command = get_command(app)
     command.name = name
     return command

@@ -1,0 +1,207 @@
+"""The way in: one line for a failure, exit codes, and what a verb may load."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.written import WrittenCluster
+from typer.testing import CliRunner
+
+from gpuctl import __version__
+from gpuctl.cli.main import app, run
+from gpuctl.cli.verbs import VERBS
+from gpuctl.cluster.errors import BadInput
+
+HEAVY = ("torch", "numpy", "pulumi", "boto3", "google.cloud", "azure", "pydantic", "matplotlib", "tensorboard")
+READ_ONLY = {
+    "--help": ["--help"],
+    "--version": ["--version"],
+    "status": ["status", "-o", "json"],
+    "logs": ["logs"],
+    "jobs": ["jobs", "-o", "json"],
+    "ckpt ls": ["ckpt", "ls"],
+    "config show": ["config", "show"],
+    "completion": ["completion", "bash"],
+    "train --help": ["train", "--help"],
+}
+_REPORT_MODULES = """
+import json, sys
+from gpuctl.cli.main import run
+code = run(sys.argv[1:])
+print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+def modules_of(args: Sequence[str], cluster: WrittenCluster) -> tuple[int, set[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", _REPORT_MODULES, *args],
+        cwd=cluster.work,
+        env=cluster.env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    return code, set(modules)
+
+
+@pytest.mark.parametrize("name", READ_ONLY)
+def test_a_verb_that_reads_loads_nothing_heavy(written: WrittenCluster, name: str) -> None:
+    job = written.submit().job
+    written.log(job, 1, "node-0", "hello")
+    code, modules = modules_of(READ_ONLY[name], written)
+    assert code == 0
+    heavy = {module for module in modules if module.startswith(HEAVY)}
+    assert not heavy, f"gpuctl {name} loads {sorted(heavy)[:5]}"
+
+
+def test_help_loads_no_verb(written: WrittenCluster) -> None:
+    _, modules = modules_of(["--help"], written)
+    assert not modules & {verb.module for verb in VERBS.values()}
+    assert not [module for module in modules if module.startswith(("obstore", "rich", "yaml", "psutil"))]
+
+
+def test_plain_status_loads_no_rich(written: WrittenCluster) -> None:
+    _, modules = modules_of(["status"], written)
+    assert "obstore" in modules
+    assert not [module for module in modules if module.startswith("rich")]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_table_of_verbs_says_what_each_verb_says_of_itself(name: str) -> None:
+    module: Any = import_module(VERBS[name].module)
+    function = getattr(module, "verb", getattr(module, name, None))
+    about = module.app.info.help if hasattr(module, "app") else inspect.getdoc(function)
+    assert about
+    assert about.splitlines()[0] == VERBS[name].about
+
+
+def test_help_lists_every_verb() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for name, verb in VERBS.items():
+        assert any(line.split() == [name, *verb.about.split()] for line in result.output.splitlines())
+
+
+def test_a_bad_number_of_nodes_reaches_the_caller_as_bad_input() -> None:
+    result = CliRunner().invoke(app, ["up", "--nodes", "4:2"])
+    assert isinstance(result.exception, BadInput)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"gpuctl {__version__}\n"
+
+
+def test_no_verb_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    assert "Machines:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["up", "--nodes", "0"], "--nodes 0 is no node at all; use 1 or more"),
+        (["up", "--nodes", "4:2"], "--nodes 4:2 is more at least than at most; did you mean 2:4?"),
+        (["up", "--nodes", "abc"], "--nodes abc is not a number of nodes; use one such as 4, or fewest:most such as"),
+        (["up", "--nodes", "-1"], "--nodes -1 is not a number of nodes"),
+        (["up", "--provider", "moon"], "unknown provider 'moon'; use one of: "),
+        (["up", "--zork"], "No such option: --zork; see `gpuctl up --help`"),
+        (["up", "four"], "Got unexpected extra argument"),
+        (["statsu"], "there is no verb 'statsu'; did you mean `gpuctl status`?"),
+        (["zork"], "there is no verb 'zork'; see `gpuctl --help`"),
+        (["--zork"], "No such option: --zork"),
+        (["ckpt"], "say what: gpuctl ckpt ls, gpuctl ckpt pull, gpuctl ckpt rm; see"),
+        (["train"], "Missing argument 'SCRIPT'"),
+        (["train", "a.py", "--lr", "1"], "No such option: --lr; the script's own arguments go after `--`"),
+        (["train", "nowhere.py"], "there is no script nowhere.py"),
+        (["status", "-o", "xml"], "--output xml is not a format; use text or json"),
+        (["status", "--cluster", "other"], "there is no cluster named 'other'; there are: default"),
+        (["status", "--bucket", "ftp://x"], "'ftp://x' is not a bucket URL; use one of s3://, "),
+        (["status", "--bucket", "file:///no/such/folder"], "there is no folder /no/such/folder"),
+        (["logs", "nope"], "there is no job 'nope'"),
+        (["logs", "../x"], "there is no job '../x'"),
+        (["logs", "--rank", "x"], "--rank x is not a whole number"),
+        (["preempt", "node-0", "--notice", "soon"], "--notice soon is not a number of seconds"),
+        (["jobs", "--last", "0"], "--last 0 is too few; use 1 or more"),
+        (["completion", "tcsh"], "there is no completion for 'tcsh'; use one of: bash, zsh, fish"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(written: WrittenCluster, args: list[str], said: str) -> None:
+    done = written.run(*args, code=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"error: {said}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(written: WrittenCluster) -> None:
+    written.env["GPUCTL_DEBUG"] = "1"
+    done = written.run("up", "--nodes", "0", code=1)
+    assert "Traceback" in done.stderr
+    assert "BadInput: --nodes 0 is no node at all" in done.stderr
+
+
+def test_without_a_cluster_the_line_says_how_to_get_one(tmp_path: Path, written: WrittenCluster) -> None:
+    written.env["GPUCTL_STATE_DIR"] = str(tmp_path / "empty")
+    (written.work / "train.py").write_text("print('hello')\n")
+    for args in (["train", "train.py"], ["status"], ["down"]):
+        said = written.run(*args, code=2).stderr
+        assert said == "error: there is no cluster named 'default'; make one with `gpuctl up`\n"
+
+
+def test_a_cluster_made_elsewhere_is_reached_by_its_bucket(tmp_path: Path, written: WrittenCluster) -> None:
+    written.env["GPUCTL_STATE_DIR"] = str(tmp_path / "empty")
+    state = json.loads(written.run("status", "-o", "json", "--bucket", written.url).stdout)
+    assert state["cluster"] == "default"
+
+
+def test_a_reader_who_has_seen_enough_is_no_failure(written: WrittenCluster) -> None:
+    job = written.submit().job
+    written.log(job, 1, "node-0", *(f"line {i} " + "x" * 200 for i in range(5000)))
+    process = written.start("logs", job)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith("node-0/0 | line 0")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=30) == 141
+
+
+def test_ctrl_c_is_one_line(written: WrittenCluster) -> None:
+    job = written.submit().job
+    written.log(job, 1, "node-0", "working")
+    process = written.start("logs", "-f", job)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "node-0/0 | working\n"
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "wanted"),
+    [("gpuctl sta", 1, {"status"}), ("gpuctl logs --ra", 2, {"--rank"}), ("gpuctl ckpt ", 2, {"ls", "pull", "rm"})],
+)
+def test_a_shell_can_complete_verbs_and_options(written: WrittenCluster, words: str, at: int, wanted: set[str]) -> None:
+    written.env |= {"_GPUCTL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+    done = written.run()
+    assert set(done.stdout.split()) == wanted
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_that_calls_back(written: WrittenCluster, shell: str) -> None:
+    script = written.run("completion", shell).stdout
+    assert f"_GPUCTL_COMPLETE=complete_{shell}" in script
+    assert "gpuctl" in script
