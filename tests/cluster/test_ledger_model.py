@@ -247,7 +247,7 @@ _TURNS = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     keep=st.sampled_from((2, 3, None)),
     deeds=st.lists(_DEEDS, min_size=2, max_size=4),
@@ -259,7 +259,7 @@ def test_no_interleaving_and_no_fault_gives_a_version_two_winners(
     _play(keep, deeds, turns)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     keep=st.sampled_from((2, 3)),
     base=st.integers(0, 5),

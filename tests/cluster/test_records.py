@@ -42,7 +42,7 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_a_record_comes_back_as_it_was(kind: type[msgspec.Struct], data: st.DataObject) -> None:
     record = data.draw(_values(kind))
