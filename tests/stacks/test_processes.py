@@ -17,8 +17,6 @@ from gpuctl.stacks import processes
 SLEEPER = """import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 """
-    "import subprocess, sys, time\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-)
 
 
 def _module(folder: Path, text: str) -> dict[str, str]:
