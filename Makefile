@@ -43,6 +43,7 @@ lint: $(STAMP) ## Formatting and lint rules
 
 types: $(STAMP) ## Strict types
 	$(BIN)/python -m mypy
+	$(BIN)/python -m mypy tests $(wildcard examples/*.py)
 
 contracts: $(STAMP) ## Imports go down only
 	$(BIN)/lint-imports --no-logo --no-cache
