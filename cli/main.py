@@ -99,7 +99,8 @@ def _usage(error: Any, args: Sequence[str]) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "gpuctl"
     if args[:1] == ["train"] and message.startswith("No such option"):
-        return f"{message.partition(' (')[0]}; the script's own arguments go after `--`: gpuctl train script.py -- --lr 0.1"
+        what = message.partition(" (")[0]
+        return f"{what}; the script's own arguments go after `--`: gpuctl train script.py -- --lr 0.1"
     if message == "Missing command" and error.ctx is not None:
         message = f"say what: {', '.join(f'{command} {name}' for name in error.ctx.command.commands)}"
     return f"{message}; see `{command} --help`"

@@ -15,14 +15,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.errors import BadInput, CorruptRecord, StoreUnavailable
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
+from gpuctl.cluster.ignore import Rules, rules_of
 
 LIMIT_BYTES = 500_000_000
 """Of the files before compression: beyond it something is in the folder that is not code."""
@@ -140,12 +138,9 @@ def unpack(source: bytes | Path, folder: Path, digest: str | None = None) -> Non
 
 # -- what goes in -----------------------------------------------------------------------------------------------------
 
-_Rules = tuple[tuple[Path, "GitIgnoreSpec"], ...]
-"""(folder of a .gitignore, its patterns), outermost first."""
 
-
-def _walk(root: Path, folder: Path, rules: _Rules) -> Iterator[Item]:
-    rules = (*rules, *_rules_of(folder))
+def _walk(root: Path, folder: Path, rules: tuple[Rules, ...]) -> Iterator[Item]:
+    rules = (*rules, *rules_of(folder))
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
@@ -167,30 +162,18 @@ def _walk(root: Path, folder: Path, rules: _Rules) -> Iterator[Item]:
         # sockets, pipes and devices are nobody's code
 
 
-def _is_ignored(path: Path, is_folder: bool, rules: _Rules) -> bool:
-    """The innermost .gitignore with an opinion decides, as in git. A folder that is left out is never looked into."""
-    for folder, patterns in reversed(rules):
-        verdict = patterns.check_file(path.relative_to(folder).as_posix() + ("/" if is_folder else "")).include
-        if verdict is not None:
-            return verdict
-    return False
+def _is_ignored(path: Path, is_folder: bool, rules: tuple[Rules, ...]) -> bool:
+    """The innermost .gitignore with an opinion decides. A folder that is left out is never looked into."""
+    verdicts = (rule.verdict(path, is_folder) for rule in reversed(rules))
+    return next((verdict for verdict in verdicts if verdict is not None), False)
 
 
-def _rules_above(root: Path) -> _Rules:
+def _rules_above(root: Path) -> tuple[Rules, ...]:
     """Those of the folders between ``root`` and the top of its git work tree, unless they leave out ``root`` itself."""
     above = list(root.parents)
     top = next((i for i, folder in enumerate([root, *above]) if (folder / ".git").exists()), 0)
-    rules = tuple(rule for folder in reversed(above[:top]) for rule in _rules_of(folder))
+    rules = tuple(rule for folder in reversed(above[:top]) for rule in rules_of(folder))
     return () if any(_is_ignored(p, True, rules) for p in (root, *above[: max(0, top - 1)]) if rules) else rules
-
-
-def _rules_of(folder: Path) -> _Rules:
-    file = folder / ".gitignore"
-    if not file.is_file():
-        return ()
-    from pathspec import GitIgnoreSpec
-
-    return ((folder, GitIgnoreSpec.from_lines(file.read_text(errors="replace").splitlines())),)
 
 
 def _link_inside(root: Path, path: Path, name: str) -> str:
