@@ -102,7 +102,7 @@ def launch(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
 
 def _static_rendezvous(spec: LaunchSpec, listening: int | None) -> Any:
     """torchrun's static rendezvous on a socket that listens already: nobody can take the port or come too early."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore, TCPStore
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 

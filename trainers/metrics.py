@@ -1,0 +1,105 @@
+"""The stream of metrics: what ``gpuctl status`` shows, what ``gpuctl jobs`` keeps, and TensorBoard's event files.
+
+In a gpuctl job, ``log_metrics`` appends to the files that the node's agent ships (see ``cluster.worker``). Outside of
+one it does nothing, unless ``GPUCTL_METRICS_FILE`` names a file for the records. Nothing here imports torch, and
+nothing is asked of the other ranks: global rank 0 writes the records, and each node's local rank 0 how far the node is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import SupportsFloat
+
+from gpuctl.cluster import worker
+from gpuctl.cluster.worker import WorkerContext
+from gpuctl.trainers.events import EventFile
+
+_PROGRESS_BYTES = 160
+"""The progress line is overwritten in place, so it always has the same length: a reader never meets the rest of an
+older, longer one."""
+
+
+def log_metrics(step: int, **values: SupportsFloat) -> None:
+    """Record ``values`` (numbers or one-element tensors) for optimizer step ``step``.
+
+    Call it on every rank or on rank 0 alone; global rank 0's values are the ones kept. ``loss`` and ``steps_per_s`` are
+    the names that ``gpuctl status`` shows.
+    """
+    metrics().log(step, values)
+
+
+class Metrics:
+    """The open files of one process. ``progress`` costs one ``pwrite``, ``log`` one ``write``, and an event."""
+
+    def __init__(
+        self, records: Path | None, progress: Path | None, tensorboard: Path | None, round_number: int = 0
+    ) -> None:
+        self._round = round_number
+        self._records = _open(records, os.O_APPEND) if records else None
+        self._progress = _open(progress, 0) if progress else None
+        self._events = EventFile(tensorboard) if tensorboard else None
+        self._shown: dict[str, float | None] = {"loss": None, "steps_per_s": None}
+
+    @classmethod
+    def from_env(cls) -> Metrics:
+        rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+        context = WorkerContext.from_env()
+        if context is None:
+            file = os.environ.get("GPUCTL_METRICS_FILE")
+            return cls(Path(file) if file and rank == 0 else None, None, None)
+        return cls(
+            context.round_dir / worker.METRICS if rank == 0 else None,
+            context.round_dir / worker.PROGRESS if local_rank == 0 else None,
+            context.tensorboard_dir if rank == 0 else None,
+            context.round,
+        )
+
+    def log(self, step: int, values: dict[str, SupportsFloat]) -> None:
+        values = {name: _detached(value) for name, value in values.items()}
+        numbers = {name: _finite(value) for name, value in values.items()}
+        self._shown.update((name, numbers[name]) for name in self._shown if name in numbers)
+        self.progress(step)
+        now = time.time()
+        if self._records is not None:
+            record = {"step": step, "at": round(now, 3), "round": self._round, **numbers}
+            os.write(self._records, json.dumps(record).encode() + b"\n")
+        if self._events is not None:
+            self._events.scalars(step, now, {name: float(value) for name, value in values.items()})
+
+    def progress(self, step: int) -> None:
+        """Note that optimizer step ``step`` is done, with the loss and the rate that were logged last."""
+        if self._progress is not None:
+            line = json.dumps({"step": step, **self._shown, "at": round(time.time(), 3)})
+            os.pwrite(self._progress, line.ljust(_PROGRESS_BYTES - 1).encode() + b"\n", 0)
+
+
+_of_this_process: tuple[int, Metrics] | None = None
+
+
+def metrics() -> Metrics:
+    """This process's ``Metrics``, opened on first use. A fork (the warm interpreter's) opens its own."""
+    global _of_this_process
+    if _of_this_process is None or _of_this_process[0] != os.getpid():
+        _of_this_process = (os.getpid(), Metrics.from_env())
+    return _of_this_process[1]
+
+
+def _open(path: Path, flags: int) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
+
+
+def _finite(value: SupportsFloat) -> float | None:
+    """JSON has no NaN and no infinity: a loss that diverged is shown as none."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _detached(value: SupportsFloat) -> SupportsFloat:
+    """A loss tensor still has its graph, and torch warns when that is turned into a number."""
+    detached: SupportsFloat = value.detach() if hasattr(value, "detach") else value
+    return detached

@@ -1,0 +1,250 @@
+"""``Trainer``: a training loop that survives the loss of machines, read from top to bottom.
+
+The global batch and the order of samples depend on (seed, step) only, never on the world (see ``sampling``), and each
+gradient is the mean over the global batch however it is divided. So a run that lost nodes follows the loss curve of one
+that did not; with as many nodes as before, on CPU, its weights are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+
+from gpuctl.cluster.errors import BadInput
+from gpuctl.trainers.batches import Batches
+from gpuctl.trainers.checkpoint import Checkpointer
+from gpuctl.trainers.metrics import log_metrics, metrics
+from gpuctl.trainers.sampling import Sampling, mixed, slice_of
+from gpuctl.trainers.world import World
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What ``fit`` came to."""
+
+    steps: int
+    """Optimizer steps done, those of earlier rounds included."""
+    loss: float
+    """Mean over the global batch of the last step that was logged; NaN if this process made none."""
+
+
+class Trainer:
+    """Trains ``model`` for ``steps`` optimizer steps on a map-style ``dataset`` of (input, target) pairs.
+
+    ``loss(output, target)`` is the mean over the samples it is given. ``global_batch`` counts the samples of one step
+    over all ranks; a rank whose share is larger than ``micro_batch`` goes through it in parts and adds up the
+    gradients. The device is this rank's GPU if there is one. Seed before you build the model: a run that is lost before
+    its first checkpoint begins anew.
+
+    Layers that mix the samples of one rank (BatchNorm) see other groups when the world changes; nothing here hides it.
+
+    Raises ``BadInput`` for a batch that does not fit the data set, or a data set without a length.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        optimizer: Optimizer,
+        dataset: Dataset[Any],
+        *,
+        global_batch: int,
+        steps: int,
+        seed: int = 0,
+        scheduler: LRScheduler | None = None,
+        precision: Precision = "fp32",
+        micro_batch: int | None = None,
+        checkpoint_every: int | None = None,
+        checkpoints: str | None = None,
+        log_every: int = 10,
+        workers: int = 0,
+    ) -> None:
+        """``checkpoints`` is where they go outside of a gpuctl job (see ``Checkpointer``); ``workers``, as in
+        ``DataLoader``, load what is not a ``TensorDataset``."""
+        if precision not in _DTYPES:
+            raise BadInput(f"precision {precision!r} is none", f"use one of {', '.join(_DTYPES)}")
+        self.device = _join_process_group()
+        self.model = model.to(self.device)
+        self.checkpointer = Checkpointer(checkpoints, every=checkpoint_every)
+        self._loss = loss
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._steps = steps
+        self._seed = seed
+        self._precision = precision
+        self._log_every = log_every
+        self._world = World.now()
+        self._sampling = Sampling(_length(dataset), global_batch, seed)
+        self._batches = Batches(dataset, self._sampling, self._world, micro_batch, workers)
+        self._scaler = torch.GradScaler(self.device.type, enabled=precision == "fp16" and self.device.type == "cuda")
+        self._ddp = self._wrapped()
+
+    def fit(self) -> Fitted:
+        """Go on from the newest checkpoint to the last step.
+
+        Does not return if this machine is to be taken: after a last checkpoint the process ends with code 0.
+        """
+        self._rehearse()
+        state = self._state()
+        start = self.checkpointer.restore(state) or 0
+        said = _Said(start, time.perf_counter())
+        self.model.train()
+        for step, micro_batches in self._batches.of_steps(start, self._steps):
+            done = step + 1
+            loss = self._step(step, micro_batches)
+            if done == start + 1 or done % self._log_every == 0 or done == self._steps:
+                said = self._log(done, loss, said)
+            metrics().progress(done)
+            self.checkpointer.step(done, state)
+        self.checkpointer.save(self._steps, state)
+        return Fitted(self._steps, said.loss)
+
+    def evaluate(self, dataset: Dataset[Any], metric: Callable[[Tensor, Tensor], Tensor], batch: int = 1024) -> float:
+        """Mean of ``metric(output, target)``, a tensor with a value for each sample, over ``dataset``.
+
+        All ranks take part, each with its share, and all get the answer.
+        """
+        count = _length(dataset)
+        begin, end = slice_of(count, self._world.rank, self._world.size)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.model.eval()
+        with torch.no_grad():
+            for first in range(begin, end, batch):
+                inputs, targets = self._batches.fetch(dataset, torch.arange(first, min(first + batch, end)))
+                output = self.model(inputs.to(self.device))
+                total += metric(output, targets.to(self.device)).double().sum()
+        if self._world.size > 1:
+            dist.all_reduce(total)
+        return float(total) / count
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def _step(self, step: int, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Tensor:
+        """One optimizer step; returns this rank's part of the loss, whose sum over the ranks is the global mean."""
+        self._seed_step(step)
+        self._optimizer.zero_grad()
+        loss = self._backward(micro_batches)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        return loss
+
+    def _backward(self, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Tensor:
+        """Gradients of the mean over the global batch. DDP takes the mean over ranks, hence the world's size."""
+        total = torch.zeros((), device=self.device)
+        for index, (inputs, targets, weight) in enumerate(micro_batches):
+            last = index == len(micro_batches) - 1
+            with self._together(last):
+                with self._autocast():
+                    output = self._ddp(inputs.to(self.device, non_blocking=True))
+                    part = self._loss(output, targets.to(self.device, non_blocking=True)) * weight
+                self._scaler.scale(part * self._world.size if self._world.size > 1 else part).backward()
+            total += part.detach()
+        return total
+
+    def _together(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients are exchanged with a step's last micro-batch only."""
+        if last or not isinstance(self._ddp, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self._ddp.no_sync()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = _DTYPES[self._precision]
+        return torch.autocast(self.device.type, dtype) if dtype is not None else contextlib.nullcontext()
+
+    def _seed_step(self, step: int) -> None:
+        """Dropout and the like depend on (seed, step, rank), not on what was drawn before."""
+        seed = mixed(self._seed, step, self._world.rank)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _log(self, done: int, loss: Tensor, said: _Said) -> _Said:
+        if self._world.size > 1:
+            dist.all_reduce(loss)
+        now = time.perf_counter()
+        mean = float(loss)
+        rate = (done - said.step) / (now - said.at)
+        log_metrics(done, loss=mean, steps_per_s=round(rate, 3), lr=self._optimizer.param_groups[0]["lr"])
+        return _Said(done, now, mean)
+
+    # -- before the first ---------------------------------------------------------------------------------------------
+
+    def _wrapped(self) -> nn.Module:
+        if self._world.size == 1:
+            return self.model
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(self.model, device_ids=ids)
+
+    def _rehearse(self) -> None:
+        """One backward pass whose gradients are thrown away.
+
+        DDP lays out its buckets anew after the first one, in the order in which gradients came. Another layout adds up
+        in another order, so without this the first step of each process would differ in the last bits from the same
+        step of an undisturbed run.
+        """
+        if self._world.size == 1 or self._steps == 0:
+            return
+        kept = [buffer.clone() for buffer in self.model.buffers()]
+        self.model.train()
+        self._backward(self._batches.of_step(0))
+        self._optimizer.zero_grad()
+        with torch.no_grad():
+            for buffer, value in zip(self.model.buffers(), kept, strict=True):
+                buffer.copy_(value)
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"model": self.model, "optimizer": self._optimizer}
+        if self._scheduler is not None:
+            state["scheduler"] = self._scheduler
+        if self._scaler.is_enabled():
+            state["scaler"] = self._scaler
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The last record of the metrics."""
+
+    step: int
+    at: float
+    loss: float = math.nan
+
+
+def _join_process_group() -> torch.device:
+    """This rank's device; the process group is made if a launcher started several workers and the script made none."""
+    world = World.of_env()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", world.local_rank)
+        torch.cuda.set_device(device)
+    if "WORLD_SIZE" in os.environ and world.size > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return device
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise BadInput(
+            f"a {type(dataset).__name__} has no length, so no step can name its samples",
+            "use a map-style data set, with __len__ and __getitem__",
+        ) from None
