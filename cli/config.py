@@ -51,5 +51,5 @@ def show(
         out_json({key: {"value": s.text or None, "source": s.source} for key, s in settings.found.items()})
         return
     rows = [(key, setting.text or "-", setting.source) for key, setting in settings.found.items()]
-    for line in table(("KEY", "VALUE", "SOURCE"), rows, give=1):
+    for line in table(("KEY", "VALUE", "SOURCE"), rows, give=[1]):
         out(line)

@@ -24,7 +24,7 @@ def verb(
         out_json(found)
     elif found:
         header = ("JOB", "STATE", "ROUND", "STEP", "LOSS", "CHECKPOINT", "SUBMITTED", "SCRIPT")
-        for line in table(header, [_row(job) for job in found], give=7):
+        for line in table(header, [_row(job) for job in found], give=[7, 0]):
             out(line)
     else:
         say("no job yet: gpuctl train script.py")

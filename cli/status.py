@@ -78,7 +78,7 @@ def _head(state: ClusterState) -> list[str]:
 
 def _nodes(state: ClusterState) -> list[str]:
     header = ("NODE", "STATE", "ADDRESS", "JOB", "RANK", "STEP", "LOSS", "STEPS/S", "SEEN")
-    return table(header, [_node(node) for node in state.nodes], give=3)
+    return table(header, [_node(node) for node in state.nodes], give=[3])
 
 
 def _node(node: NodeState) -> list[str]:
@@ -97,7 +97,7 @@ def _node(node: NodeState) -> list[str]:
 
 def _jobs(state: ClusterState) -> list[str]:
     header = ("JOB", "STATE", "ROUND", "NODES", "STEP", "LOSS", "STEPS/S", "LAST CHECKPOINT")
-    found = table(header, [_job(job) for job in state.jobs], give=7)
+    found = table(header, [_job(job) for job in state.jobs], give=[7, 0])
     for job in state.jobs:
         if job.reason and job.state != "succeeded":
             found.append(styled(f"{job.job}: {job.reason}", "dim"))

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TextIO
 import msgspec
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_LEAST_WIDTH = 8
 _STATES = {
     "live": "green",
     "running": "green",
@@ -78,13 +79,15 @@ def is_colourful(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, give: int | None = None) -> list[str]:
-    """Aligned lines. On a terminal, column ``give`` is cut so that no line wraps. Numbers stand right."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, give: Sequence[int] = ()) -> list[str]:
+    """Aligned lines. On a terminal, the columns ``give`` are cut in turn so that no line wraps. Numbers stand right."""
     cells = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    if give is not None and sys.stdout.isatty():
-        over = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size().columns
-        widths[give] = max(len(header[give]), widths[give] - max(0, over))
+    over = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size().columns
+    for i in give if sys.stdout.isatty() else ():
+        cut = max(0, min(over, widths[i] - max(len(header[i]), _LEAST_WIDTH)))
+        widths[i] -= cut
+        over -= cut
     columns = [[row[i] for row in rows] for i in range(len(header))]
     right = [any(map(_is_number, texts)) and all(t == "-" or _is_number(t) for t in texts) for texts in columns]
     lines = []
