@@ -44,7 +44,7 @@ class JobWorkspace:
                     partial = self.folder / "code.partial"
                     shutil.rmtree(partial, ignore_errors=True)
                     partial.mkdir(parents=True)
-                    unpack(self._get(layout.code(spec.code)), partial)
+                    unpack(self._get(layout.code(spec.code)), partial, spec.code)
                     partial.rename(self.code)
                 self._spec = spec
             return self._spec

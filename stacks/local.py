@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from gpuctl.bootstrap.devices import found_devices
 from gpuctl.bootstrap.identity import Identity
@@ -106,8 +105,7 @@ def take_away(name: str, node: str, notice_s: float, replace_after_s: float | No
         given = time.monotonic()
         agent.send_signal(signal.SIGTERM)
         say(f"{node}: notice given, {notice_s:g} s")
-        with contextlib.suppress(psutil.TimeoutExpired):
-            agent.wait(timeout=notice_s)
+        if not processes.wait_until_ended([agent], notice_s):
             say(f"{node}: left by itself after {time.monotonic() - given:.1f} s")
     (folder / _TAKEN).touch()
     left = processes.kill_all(folder)

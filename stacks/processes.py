@@ -50,11 +50,26 @@ def noted_process(folder: Path) -> psutil.Process | None:
     try:
         noted = msgspec.json.decode((folder / "process.json").read_bytes(), type=Noted)
         process = psutil.Process(noted.pid)
-        if abs(process.create_time() - noted.started_at) > _SAME_START_S or process.status() == psutil.STATUS_ZOMBIE:
-            return None
+        same = abs(process.create_time() - noted.started_at) <= _SAME_START_S
     except (OSError, msgspec.MsgspecError, psutil.Error):
         return None
-    return process
+    return process if same and lives(process) else None
+
+
+def lives(process: psutil.Process) -> bool:
+    """A zombie does not: it has ended, and whoever adopted it takes its time to notice."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def wait_until_ended(alive: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that still live after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while (alive := [process for process in alive if lives(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return list(alive)
 
 
 def marked_processes(folder: Path) -> list[psutil.Process]:
@@ -64,7 +79,7 @@ def marked_processes(folder: Path) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             mark = process.environ().get(MARK, "")
             inside = mark == str(folder) or mark.startswith(f"{folder}/")
-            if inside and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            if inside and process.pid != os.getpid() and lives(process):
                 found.append(process)
     return found
 
@@ -81,4 +96,4 @@ def kill_all(folder: Path, patience_s: float = 5.0) -> list[psutil.Process]:
                 process.kill()
         if not alive or time.monotonic() > deadline:
             return alive
-        psutil.wait_procs(alive, timeout=0.2)
+        wait_until_ended(alive, 0.2)

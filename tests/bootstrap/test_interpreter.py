@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gpuctl.bootstrap.interpreter import Ending, Interpreter
+from gpuctl.stacks import processes
 from gpuctl.trainers.launch import LaunchSpec, WorkerFailure, needs_fresh
 
 PATIENCE_S = 60
@@ -114,8 +115,7 @@ def test_kill_ends_the_launcher_its_workers_and_what_they_started(bench: Bench) 
     grandchild = psutil.Process(int(bench.printed()))
     bench.launched.kill()
     assert bench.ended() == "it was killed"
-    _, alive = psutil.wait_procs([grandchild], timeout=10)
-    assert alive == []
+    assert processes.wait_until_ended([grandchild], 10) == []
 
 
 def test_when_the_interpreter_dies_its_workers_die_and_the_next_round_has_a_new_one(bench: Bench) -> None:
@@ -125,8 +125,7 @@ def test_when_the_interpreter_dies_its_workers_die_and_the_next_round_has_a_new_
     bench.wait_until_ready()
     os.kill(bench.interpreter._process.pid, signal.SIGKILL)
     assert bench.ended() == "the interpreter died"
-    _, alive = psutil.wait_procs([worker], timeout=10)
-    assert alive == []
+    assert processes.wait_until_ended([worker], 10) == []
     _wait_for(lambda: bench.interpreter.state == "dead")
     bench.interpreter.keep()
     bench.launch(SAY)

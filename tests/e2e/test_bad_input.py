@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
 import pytest
-from tests.e2e.machine import Cluster
-from tests.e2e.scripts import COUNTING
 
 from gpuctl.stacks import processes
+from tests.e2e.machine import Cluster
+from tests.e2e.scripts import COUNTING
 
 
 def _refused(cluster: Cluster, *args: str, code: int = 2) -> str:
@@ -110,7 +109,7 @@ def test_down_ends_every_process_keeps_the_checkpoints_and_may_be_repeated(clust
     assert len(started) >= 6
     done = cluster.run("down", "-y")
     assert processes.marked_processes(cluster.state) == []
-    assert [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert not any(processes.lives(process) for process in started)
     assert f"{cluster.state}/buckets/default" in done.stdout + done.stderr
     assert cluster.checkpoints(job).entries
     ended = cluster.now(job)

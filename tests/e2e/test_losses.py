@@ -6,13 +6,12 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
-from tests.e2e.machine import Cluster
-from tests.e2e.scripts import COUNTING
 
 from gpuctl.stacks import processes
+from tests.e2e.machine import Cluster
+from tests.e2e.scripts import COUNTING
 
 
 def _first_steps(cluster: Cluster, job: str) -> dict[int, int]:
@@ -103,8 +102,7 @@ def test_workers_do_not_outlive_their_agent(cluster: Cluster) -> None:
     workers = agent.children(recursive=True)
     assert len(workers) >= 3  # the warm interpreter, the launcher, a worker
     os.kill(agent.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(workers, timeout=5)
-    assert alive == []
+    assert processes.wait_until_ended(workers, 5) == []
     _succeeded(cluster, job)
 
 

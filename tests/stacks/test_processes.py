@@ -65,8 +65,7 @@ def test_children_carry_the_mark_and_end_with_the_node(tmp_path: Path) -> None:
     folder = _start(tmp_path)
     both = _until(2, folder)
     assert processes.kill_all(folder) == []
-    _, alive = psutil.wait_procs(both, timeout=5)
-    assert alive == []
+    assert processes.wait_until_ended(both, 5) == []
 
 
 def test_a_child_orphaned_by_its_parents_death_is_still_found(tmp_path: Path) -> None:
@@ -77,8 +76,7 @@ def test_a_child_orphaned_by_its_parents_death_is_still_found(tmp_path: Path) ->
     os.kill(noted.pid, signal.SIGKILL)
     orphan = _until(1, folder)[0]
     assert processes.kill_all(folder) == []
-    _, alive = psutil.wait_procs([orphan], timeout=5)
-    assert alive == []
+    assert processes.wait_until_ended([orphan], 5) == []
 
 
 def test_a_folder_with_a_longer_name_is_another_one(tmp_path: Path) -> None:
