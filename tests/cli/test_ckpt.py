@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.cli.written import WrittenCluster
 
 from gpuctl.cluster import checkpoints, layout
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.records import CheckpointLog
+from tests.cli.written import WrittenCluster
 
 FILES = {"index.json": b"{}", "tensors-0-0.bin": bytes(range(256)) * 70_000, "empty.bin": b""}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cli.written import WrittenCluster
 
 from gpuctl.cli.main import run
 from gpuctl.cluster import jobs
 from gpuctl.cluster.records import Outcome
 from gpuctl.stacks import provider
+from tests.cli.written import WrittenCluster
 
 STUBBORN = """
 class Stubborn:

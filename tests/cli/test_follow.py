@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterable
 
 import pytest
-from tests.cli.written import WrittenCluster, wait_for
 
 from gpuctl.cluster import jobs, layout
 from gpuctl.cluster.packing import unpack
 from gpuctl.cluster.records import JobSpec, Outcome, decode
+from tests.cli.written import WrittenCluster, wait_for
 
 SUCCEEDED = Outcome(result="succeeded", exit_code=0)
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.written import WrittenCluster
 from typer.testing import CliRunner
 
 from gpuctl import __version__
 from gpuctl.cli.main import app, run
 from gpuctl.cli.verbs import VERBS
 from gpuctl.cluster.errors import BadInput
+from tests.cli.written import WrittenCluster
 
 HEAVY = ("torch", "numpy", "pulumi", "boto3", "google.cloud", "azure", "pydantic", "matplotlib", "tensorboard")
 READ_ONLY = {

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.written import WrittenCluster, progress
 
 from gpuctl.cluster import jobs, layout
 from gpuctl.cluster.records import Notice, Outcome
+from tests.cli.written import WrittenCluster, progress
 
 
 def state_of(cluster: WrittenCluster) -> dict[str, object]:

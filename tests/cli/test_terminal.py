@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from tests.cli.test_status import running
-from tests.cli.written import WrittenCluster
 
 from gpuctl.cli import terminal
+from tests.cli.test_status import running
+from tests.cli.written import WrittenCluster
 
 
 def on_a_terminal(cluster: WrittenCluster, args: Sequence[str], columns: int, *, typed: str = "", **env: str) -> str:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.faults import FaultyStore, Proxy, Spoil
 
 from gpuctl.cluster.bucket import SCHEMES, Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
+from tests.cluster.faults import FaultyStore, Proxy, Spoil
 
 _VERBS: dict[str, Callable[[Bucket], object]] = {
     "get": lambda bucket: bucket.get("k"),

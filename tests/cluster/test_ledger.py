@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.cluster import contender
-from tests.cluster.contender import Claims, contend, ledger_at
-from tests.cluster.faults import FaultyStore, Proxy
 
 from gpuctl.cluster.bucket import Bucket, Entry, Store, open_bucket
 from gpuctl.cluster.errors import CorruptRecord, StoreError, StoreUnavailable
 from gpuctl.cluster.ledger import Ledger, Version
 from gpuctl.cluster.records import Rank0
+from tests.cluster import contender
+from tests.cluster.contender import Claims, contend, ledger_at
+from tests.cluster.faults import FaultyStore, Proxy
 
 
 def _ledger(store: Store, keep: int | None = 64) -> Ledger[str]:
