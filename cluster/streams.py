@@ -29,7 +29,7 @@ class ChunkWriter:
         self._current = bytearray()
 
     def append(self, lines: bytes) -> None:
-        """``lines`` ends in a newline. Raises as ``Store.put`` does; the same lines are then sent with the next call."""
+        """``lines`` ends in a newline. Raises as ``Store.put`` does; they are then sent with the next call."""
         self._current += lines
         self._store.put(f"{self._folder}/{self._number:08d}.jsonl", bytes(self._current))
         if len(self._current) >= self._chunk_bytes:
