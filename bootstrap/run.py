@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,7 @@ class Run:
         if self._give_up_at is None:
             self._give_up_at = now + round_.drain_s
         for process in self._workers():
-            if process.pid not in self._asked and (round_.reason == CANCELLED or _catches_sigterm(process.pid)):
+            if process.pid not in self._asked and (round_.reason == CANCELLED or self._listens(process.pid)):
                 self._asked.add(process.pid)
                 _signal(process.pid, signal.SIGTERM)
         if now > self._give_up_at:
@@ -100,7 +101,7 @@ class Run:
     def is_drainable(self) -> bool:
         """All workers are up and catch SIGTERM, so a stop costs no step."""
         workers = self._workers()
-        return len(workers) == self.round.members[self.rank].nproc and all(_catches_sigterm(p.pid) for p in workers)
+        return len(workers) == self.round.members[self.rank].nproc and all(self._listens(p.pid) for p in workers)
 
     def progress(self) -> Progress | None:
         """What the workers last said of themselves; ``None`` if they say nothing."""
@@ -201,6 +202,12 @@ class Run:
             traceback=text,
             at=at,
         )
+
+    def _listens(self, pid: int) -> bool:
+        """Whether a worker catches SIGTERM. Where the kernel does not tell, those count that said so themselves."""
+        if sys.platform == "linux":
+            return _catches_sigterm(pid)
+        return len(list(self.context.round_dir.glob(f"{AWARE}.*"))) == self.round.members[self.rank].nproc
 
     def _workers(self) -> list[psutil.Process]:
         if self._launched is None:
