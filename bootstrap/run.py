@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -205,7 +204,7 @@ class Run:
 
     def _listens(self, pid: int) -> bool:
         """Whether a worker catches SIGTERM. Where the kernel does not tell, those count that said so themselves."""
-        if sys.platform == "linux":
+        if Path("/proc/self/status").exists():
             return _catches_sigterm(pid)
         return len(list(self.context.round_dir.glob(f"{AWARE}.*"))) == self.round.members[self.rank].nproc
 
