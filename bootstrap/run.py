@@ -83,10 +83,10 @@ class Run:
         now = self._clock.monotonic()
         if self._give_up_at is None:
             self._give_up_at = now + round_.drain_s
-        for process in self._workers():
-            if process.pid not in self._asked and (round_.reason == CANCELLED or self._listens(process.pid)):
-                self._asked.add(process.pid)
-                _signal(process.pid, signal.SIGTERM)
+        for pid in self._workers():
+            if pid not in self._asked and (round_.reason == CANCELLED or self._listens(pid)):
+                self._asked.add(pid)
+                _signal(pid, signal.SIGTERM)
         if now > self._give_up_at:
             self.kill()
 
@@ -100,7 +100,7 @@ class Run:
     def is_drainable(self) -> bool:
         """All workers are up and catch SIGTERM, so a stop costs no step."""
         workers = self._workers()
-        return len(workers) == self.round.members[self.rank].nproc and all(self._listens(p.pid) for p in workers)
+        return len(workers) == self.round.members[self.rank].nproc and all(self._listens(pid) for pid in workers)
 
     def progress(self) -> Progress | None:
         """What the workers last said of themselves; ``None`` if they say nothing."""
@@ -208,11 +208,17 @@ class Run:
             return _catches_sigterm(pid)
         return len(list(self.context.round_dir.glob(f"{AWARE}.*"))) == self.round.members[self.rank].nproc
 
-    def _workers(self) -> list[psutil.Process]:
+    def _workers(self) -> list[int]:
+        """Pids of the workers: the launcher's children."""
         if self._launched is None:
             return []
+        pid = self._launched.pid
         try:
-            return psutil.Process(self._launched.pid).children()
+            return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        except OSError:
+            pass  # gone, or a system that does not tell so cheaply
+        try:
+            return [child.pid for child in psutil.Process(pid).children()]
         except psutil.NoSuchProcess:
             return []
 
