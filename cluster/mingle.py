@@ -7,6 +7,10 @@ thread, so a test runs a whole cluster in one process under its own clock. All n
   second grow as the number of nodes.
 - *the others* read one key, rank 0's heartbeat, which names the newest version of each unfinished job's ledger.
 
+A new rank 0 writes the newest entry of every unfinished job again, in its own epoch, before it decides anything. What
+its predecessor may still have on its way comes too late from then on, so no two of them ever decide side by side: not
+for one job, and not by giving one node to two jobs.
+
 Direct questions (``Evidence``) only make it quick: without any answer the same things happen, a lease later.
 """
 
@@ -25,10 +29,13 @@ from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import CorruptRecord
 from gpuctl.cluster.ledger import Ledger, Version
 from gpuctl.cluster.rank0 import Lease
-from gpuctl.cluster.records import ClusterSpec, JobSpec, NodeExit, NodeRecord, Outcome, Round, decode
+from gpuctl.cluster.records import ClusterSpec, JobSpec, Member, NodeExit, NodeRecord, Outcome, Round, decode
 from gpuctl.cluster.rounds import Policy, Sight, decide
 
 Sign = Literal["up", "gone", "silent", "unknown"]
+
+_LAST_ENTRIES = 16
+"""Of a job's ledger, that a new rank 0 looks through for ports that were used."""
 
 
 class Evidence(Protocol):
@@ -47,7 +54,8 @@ class Evidence(Protocol):
 class Mingle:
     """One node's part in the cluster. ``tick`` is for one thread; ``heartbeat`` may be called from another.
 
-    ``tick`` raises ``StoreUnavailable`` with nothing lost: call it again.
+    Write a heartbeat before the first ``tick``: who has none counts as having left. ``tick`` raises
+    ``StoreUnavailable`` with nothing lost: call it again.
     """
 
     def __init__(
@@ -68,7 +76,8 @@ class Mingle:
         self.lease = Lease(store, clock, lease_s=spec.lease_s)
         self.leads = False
         self.jobs: dict[str, Version[Round]] = {}
-        """Every unfinished job known here and the newest entry of its ledger; version 0 while it waits in line."""
+        """Every unfinished job known here and the newest entry of its ledger. While it waits in line that is round 0
+        in phase ``wait``, or version 0 with nothing in it."""
         self.line = 0
         self.view: dict[str, str] = {}
         self._specs: dict[str, JobSpec] = {}
@@ -78,8 +87,13 @@ class Mingle:
         self._used_ports: dict[str, set[tuple[str, int]]] = {}
         self._queue: Ledger[str] = Ledger(store, layout.QUEUE, str, keep=None)
         self._nodes: dict[str, _Seen] = {}
+        self._contradictions: dict[tuple[str, str], tuple[int, int]] = {}
+        self._ended: set[str] = set()
+        self._unsure: set[str] = set()
         self._since: dict[str, float] = {}
         self._asked: set[str] = set()
+        self._now = 0.0
+        self._turn = 0
         self._told: dict[str, Any] = {}
 
     def heartbeat(self, beat: int) -> NodeRecord:
@@ -95,47 +109,56 @@ class Mingle:
         self.lease.refresh()
         if not self.lease.is_held_by(me):
             self.leads = False
-            if self._may_lead(me) and self.lease.take(me):
-                self._nodes.clear()
+            record = self.lease.watch()
+            if not (self._may_lead(me, record) and self.lease.take(me)):
+                self._follow(record)
+        decided = False
         if self.lease.is_held_by(me):
             if not self.leads:
                 self._take_over()
             self._observe(me)
             decided = self._lead(me)
-        else:
-            self._follow()
-            decided = False
         versions = {job: version.number for job, version in self.jobs.items()}
         self._told = {"rounds": versions, "line": self.line, "view": dict(self.view)} if self.leads else {}
         return decided
 
     # -- everybody ----------------------------------------------------------------------------------------------------
 
-    def _may_lead(self, me: NodeRecord) -> bool:
+    def _may_lead(self, me: NodeRecord, record: NodeRecord | None) -> bool:
         holder = self.lease.holder
-        if holder is None:
-            return True
-        if holder.node == me.node:
-            return True  # an earlier life of this very node, which ended
-        if self._evidence.of(holder.node, holder.incarnation) == "gone":
-            return True
-        record = self.lease.watch()
-        if record is not None and record.incarnation != holder.incarnation:
-            return True
-        return self.lease.has_lapsed()
+        if holder is None or holder.node == me.node:
+            return True  # nobody, or an earlier life of this very node, which ended
+        if record is None or record.incarnation != holder.incarnation:
+            return True  # who leaves deletes its heartbeat; a new life is another one
+        return self._is_gone(record) or self.lease.has_lapsed()
 
-    def _follow(self) -> None:
+    def _is_gone(self, record: NodeRecord) -> bool:
+        """Direct evidence says so, and the heartbeat does not contradict it.
+
+        One beat may have been on its way when the process died; two more mean a firewall.
+        """
+        life = (record.node, record.incarnation)
+        if self._evidence.of(*life) != "gone":
+            self._contradictions.pop(life, None)
+            return False
+        beat, changes = self._contradictions.get(life, (record.beat, 0))
+        changes += record.beat != beat
+        self._contradictions[life] = (record.beat, changes)
+        return changes < 2
+
+    def _follow(self, record: NodeRecord | None) -> None:
         holder = self.lease.holder
-        record = self.lease.watch() if holder else None
-        if holder is None or record is None or record.incarnation != holder.incarnation:
+        if holder is None or record is None or (record.node, record.incarnation) != (holder.node, holder.incarnation):
             return
-        self.line = max(self.line, record.line)
-        for job in list(self.jobs):
-            if job not in record.rounds and record.line >= self.line:
-                self._refresh(job)
-        for job, version in record.rounds.items():
-            known = self.jobs.setdefault(job, Version(None, 0))
-            if version > known.number:
+        dropped = [job for job in self.jobs if job not in record.rounds] if record.line >= self.line else []
+        told = {job: version for job, version in record.rounds.items() if job not in self._ended}
+        for job in told:
+            self.jobs.setdefault(job, Version(None, 0))
+        self.line = max(self.line, record.line)  # only now: who knows of the line knows of the jobs in it
+        for job in dropped:
+            self._refresh(job)
+        for job, version in told.items():
+            if version > self.jobs[job].number:
                 self._refresh(job)
         self._forget_ended()
 
@@ -151,6 +174,7 @@ class Mingle:
         for job, version in list(self.jobs.items()):
             if version.value is not None and version.value.phase == "ended":
                 del self.jobs[job]
+                self._ended.add(job)
                 self._ledgers.pop(job, None)
                 self._specs.pop(job, None)
                 self._used_ports.pop(job, None)
@@ -160,35 +184,59 @@ class Mingle:
     # -- rank 0 -------------------------------------------------------------------------------------------------------
 
     def _take_over(self) -> None:
-        """Learn where every unfinished job stands. What the last rank 0 told of the line is not looked up again."""
-        for job in list(self.jobs):
-            self._refresh(job)
-        self._take_new_jobs()
-        self._forget_ended()
+        """What the last rank 0 told of the line is not looked up again; where each job stands is (see ``_affirm``)."""
+        self._unsure = set(self.jobs)
+        self._nodes.clear()
         self._since.clear()
+        self._used_ports.clear()
         self.leads = True
 
     def _take_new_jobs(self) -> None:
         for version in self._queue.since(self.line):
-            if version.value is not None:
+            if version.value is not None and version.value not in self._ended:
                 self.jobs.setdefault(version.value, Version(None, 0))
-                self._refresh(version.value)
-                self._refuse_if_unreadable(version.value)
+                self._unsure.add(version.value)
             self.line = version.number
 
-    def _refuse_if_unreadable(self, job: str) -> None:
-        """A job whose spec cannot be read ends at once, or it would hold up the line."""
+    def _affirm(self, job: str) -> bool:
+        """Make ours the newest entry of a job that others may have written to, or we, when an answer got lost.
+
+        ``False`` if a later rank 0 was here.
+        """
+        while job in self._unsure:
+            self._refresh(job)
+            known = self.jobs[job]
+            current = known.value or Round(job=job, number=0, phase="wait", epoch=0, reason="in line")
+            if current.phase == "ended":
+                self._unsure.discard(job)
+            elif current.epoch > self.lease.epoch:
+                return False
+            else:
+                self._commit(job, self._judged(job, replace(current, epoch=self.lease.epoch)))
+        return True
+
+    def _judged(self, job: str, entry: Round) -> Round:
+        """``entry``, or the end of a job whose spec cannot be read: it would hold up the line."""
         try:
             self._spec_of(job)
         except CorruptRecord as error:
             outcome = Outcome(result="failed", exit_code=2, message=str(error))
-            ended = Round(job=job, number=0, phase="ended", epoch=self.lease.epoch, outcome=outcome)
-            self._ledger(job).commit(ended, self.jobs[job].number)
-            self._refresh(job)
+            return replace(entry, phase="ended", outcome=outcome, at=self._clock.time())
+        return entry
+
+    def _commit(self, job: str, entry: Round) -> bool:
+        """Write the next entry; until it is known to be the newest, nothing else is decided."""
+        number = self.jobs[job].number
+        self._unsure.add(job)
+        if not self._ledger(job).commit(entry, number):
+            return False
+        self.jobs[job] = Version(entry, number + 1)
+        self._unsure.discard(job)
+        return True
 
     def _observe(self, me: NodeRecord) -> None:
         """List the heartbeats and read those that changed."""
-        now = self._clock.monotonic()
+        self._now = now = self._clock.monotonic()
         entries = {
             entry.key.removeprefix(f"{layout.NODES}/").removesuffix(".json"): entry
             for entry in self._store.list(layout.NODES)
@@ -201,42 +249,44 @@ class Mingle:
                     self._nodes[name] = self._see(record, entries[name].tag, now)
         for name in self._nodes.keys() - entries.keys():
             del self._nodes[name]
-        self._nodes[me.node] = _Seen(me, "", changed_at=now, proven=True, contradictions=0)
+        self._nodes[me.node] = _Seen(me, "", changed_at=now, proven=True)
         self._evidence.attend([seen.record for name, seen in self._nodes.items() if name != me.node])
-        self.view = {name: self._state(name, now) for name in sorted(self._nodes)}
+        self.view = {name: self._state(self._nodes[name], me) for name in sorted(self._nodes)}
 
     def _see(self, record: NodeRecord, tag: str, now: float) -> _Seen:
+        """A leftover of a dead node looks like a live one at first sight; a second beat, or an answer, proves it."""
         before = self._nodes.get(record.node)
-        if before is None or before.record.incarnation != record.incarnation:
-            # A leftover of a dead node looks like a live one at first sight; a second beat, or an answer, proves it.
-            return _Seen(record, tag, changed_at=now, proven=False, contradictions=0)
-        gone = self._evidence.of(record.node, record.incarnation) == "gone"
-        contradictions = before.contradictions + 1 if gone else 0
-        return _Seen(record, tag, changed_at=now, proven=True, contradictions=contradictions)
+        proven = before is not None and before.record.incarnation == record.incarnation
+        return _Seen(record, tag, changed_at=now, proven=proven)
 
-    def _state(self, name: str, now: float) -> str:
-        seen = self._nodes[name]
-        if seen.record.node == self._me().node:
-            return "leaving" if seen.record.notice else "live"
-        sign = self._evidence.of(name, seen.record.incarnation)
-        # One beat may have been on its way when the process died; two speak against the direct evidence (a firewall).
-        if sign == "silent" or (sign == "gone" and seen.contradictions < 2):
-            return "lost"
-        if now - seen.changed_at > self._spec.lease_s:
-            return "lost"
-        if not seen.proven and sign != "up":
-            return "new"
+    def _state(self, seen: _Seen, me: NodeRecord) -> str:
+        if seen.record.node != me.node:
+            sign = self._evidence.of(seen.record.node, seen.record.incarnation)
+            if sign == "silent" or self._is_gone(seen.record) or self._now - seen.changed_at > self._spec.lease_s:
+                return "lost"
+            if not seen.proven and sign != "up":
+                return "new"
         return "leaving" if seen.record.notice else "live"
 
     def _lead(self, me: NodeRecord) -> bool:
         self._asked = set()
         self._take_new_jobs()
-        moved = False
-        for job in sorted(self.jobs, key=self._place):
+        moved = bool(self._unsure)
+        if not all(self._affirm(job) for job in sorted(self._unsure)):
+            return False
+        self._forget_ended()
+        line = sorted(self.jobs, key=self._place)
+        for place, job in enumerate(line):
             moved = self._lead_job(job, me) or moved
             current = self.jobs[job].value
             if current is None or current.phase == "wait":
-                break  # first in, first out: who waits for nodes holds up those behind
+                # First in, first out: who waits for nodes holds up those behind. But they can be cancelled: one look
+                # at one of them each time.
+                self._turn += 1
+                behind = line[place + 1 :]
+                if behind and self._is_cancelled(last := behind[self._turn % len(behind)]):
+                    moved = self._lead_job(last, me) or moved
+                break
         self._forget_ended()
         self._since = {key: at for key, at in self._since.items() if key in self._asked}
         return moved
@@ -247,20 +297,19 @@ class Mingle:
         return current is None or not current.members, self._spec_of(job).number
 
     def _lead_job(self, job: str, me: NodeRecord) -> bool:
-        spec = self._spec_of(job)
-        known = self.jobs[job]
-        if known.value and any(self.view.get(m.node) == "new" for m in known.value.members):
+        current = self.jobs[job].value
+        if current and any(self._is_new(member) for member in current.members):
             return False  # a moment ago another node led: a member is not lost because we have not met it yet
-        decision = decide(spec, known.value, self._sight(job, known.value, me))
+        decision = decide(self._spec_of(job), current, self._sight(job, current, me))
         if decision is None:
             return False
-        if self.lease.refresh() and not self.lease.is_held_by(me):
-            return False
-        self._ledger(job).commit(decision, known.number)
-        self._refresh(job)
-        if (current := self.jobs[job].value) and current.master_port:
-            self._used_ports.setdefault(job, set()).add((current.members[0].node, current.master_port))
-        return True
+        self.lease.refresh()
+        return self.lease.is_held_by(me) and self._commit(job, decision)
+
+    def _is_new(self, member: Member) -> bool:
+        seen = self._nodes.get(member.node)
+        known = seen is not None and seen.record.incarnation == member.incarnation
+        return known and self.view[member.node] == "new"
 
     def _sight(self, job: str, current: Round | None, me: NodeRecord) -> Sight:
         alive = {name: self._nodes[name].record for name, state in self.view.items() if state in ("live", "leaving")}
@@ -287,8 +336,7 @@ class Mingle:
 
     def _elapsed(self, key: str) -> float:
         self._asked.add(key)
-        now = self._clock.monotonic()
-        return now - self._since.setdefault(key, now)
+        return self._now - self._since.setdefault(key, self._now)
 
     def _read_exits(self, job: str, current: Round) -> dict[str, NodeExit]:
         """Exits of the members of ``current``: another life of a node does not speak for this one."""
@@ -310,9 +358,13 @@ class Mingle:
         return job in self._cancelled
 
     def _ports_used(self, job: str) -> set[tuple[str, int]]:
+        known = self.jobs[job]
+        entries = [known.value]
         if job not in self._used_ports:
-            entries = [version.value for version in self._ledger(job).history()]
-            self._used_ports[job] = {(r.members[0].node, r.master_port) for r in entries if r and r.members}
+            # Whatever a heartbeat that still counts can offer was used in the last rounds, or not at all.
+            entries = [version.value for version in self._ledger(job).since(max(0, known.number - _LAST_ENTRIES))]
+        used = {(r.members[0].incarnation, r.master_port) for r in entries if r and r.members}
+        self._used_ports[job] = self._used_ports.get(job, set()) | used
         return set().union(*self._used_ports.values())
 
     def _spec_of(self, job: str) -> JobSpec:
@@ -333,5 +385,3 @@ class _Seen:
     changed_at: float
     proven: bool
     """It is known to be alive, not only to have been."""
-    contradictions: int
-    """Changes of its heartbeat seen since direct evidence called it gone."""

@@ -8,9 +8,12 @@ deposed leader that has not noticed yet can only lose a race.
 
 from __future__ import annotations
 
+import contextlib
+
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Store
 from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.errors import CorruptRecord
 from gpuctl.cluster.ledger import Ledger, Version
 from gpuctl.cluster.records import NodeRecord, Rank0, decode
 
@@ -55,12 +58,14 @@ class Lease:
         return True
 
     def watch(self) -> NodeRecord | None:
-        """Read the holder's heartbeat and note whether it changed."""
+        """Read the holder's heartbeat and note whether it changed. ``None``: there is none that we understand."""
         if self.holder is None:
             return None
         key = layout.node(self.holder.node)
         data = self._store.get(key)
-        record = decode(data, NodeRecord, key) if data is not None else None
+        record = None
+        with contextlib.suppress(CorruptRecord):  # an agent of another version
+            record = decode(data, NodeRecord, key) if data is not None else None
         seen = (record.incarnation, record.beat) if record else None
         if seen != self._beat:
             self._beat = seen

@@ -53,7 +53,7 @@ class Sight:
     """Of the current round, by node."""
     cancelled: bool
     used_ports: Set[tuple[str, int]]
-    """(node, port) pairs that earlier rounds have used up, whatever a heartbeat still says."""
+    """(incarnation, port) pairs that earlier rounds have used up, whatever a heartbeat still says."""
     elapsed: Callable[[str], float]
     """Seconds for which the named condition has held without a break, by rank 0's monotonic clock."""
     now: float
@@ -121,8 +121,9 @@ def _decide_waiting(job: JobSpec, current: Round | None, sight: Sight) -> Round 
         return None
     if len(usable) < job.nodes_max and sight.elapsed("enough") < sight.policy.settle_s:
         return None
-    reason = current.reason if current else "job starts"
-    return _form(job, current, sight, usable, reason if current is None else f"{len(usable)} nodes after: {reason}")
+    waited = current is not None and current.number > 0
+    reason = f"{len(usable)} nodes after: {current.reason}" if current and waited else "job starts"
+    return _form(job, current, sight, usable, reason)
 
 
 def _decide_running(job: JobSpec, current: Round, sight: Sight) -> Round | None:
@@ -130,20 +131,26 @@ def _decide_running(job: JobSpec, current: Round, sight: Sight) -> Round | None:
     if not lost and _all_exits(current, sight, {"completed"}):
         return _end(job, current, sight, Outcome(result="succeeded", exit_code=0))
     if lost:
-        return _form(job, current, sight, _candidates(sight), f"{_names(lost)} lost")
+        if sight.cancelled:
+            return _cancel(job, current, sight)
+        return _form(job, current, sight, _usable_now(job, current, sight), f"{_names(lost)} lost")
     if any(e.status == "failed" for e in sight.exits.values()):
         return _blame(job, current, sight)
     if stopped := [name for name, e in sight.exits.items() if e.status != "completed"]:
-        return _form(job, current, sight, _candidates(sight), f"{_names(stopped)} stopped")
+        if len(sight.exits) < len(current.members) and sight.elapsed("stopped") < sight.policy.blame_s:
+            return None  # the others may be about to write the same checkpoint, or to tell of a failure
+        return _form(job, current, sight, _usable_now(job, current, sight), f"{_names(stopped)} stopped")
     if sight.cancelled:
         return _drain(current, sight, CANCELLED, sight.policy.drain_s)
+    if sight.exits:
+        return None  # some have completed, so the others are about to: too late to interrupt them
     leaving = {m.node: notice for m in current.members if (notice := sight.alive[m.node].notice)}
-    if leaving and not sight.exits:
+    if leaving:
         lead = max(0.0, min(notice.lead_s for notice in leaving.values()) - sight.policy.margin_s)
         return _drain(current, sight, f"{_names(leaving)} given notice", lead)
     joiners = [r.node for r in _candidates(sight) if r.ready and r.node not in {m.node for m in current.members}]
     room = job.nodes_max - len(current.members)
-    if joiners and room > 0 and not sight.exits and all(sight.alive[m.node].drainable for m in current.members):
+    if joiners and room > 0 and all(sight.alive[m.node].drainable for m in current.members):
         if sight.elapsed("join") < sight.policy.settle_s:
             return None
         return _drain(current, sight, f"{_names(joiners[:room])} joined", sight.policy.drain_s)
@@ -159,9 +166,9 @@ def _decide_draining(job: JobSpec, current: Round, sight: Sight) -> Round | None
     if not missing and _all_exits(current, sight, {"completed"}):
         return _end(job, current, sight, Outcome(result="succeeded", exit_code=0))
     if sight.cancelled:
-        return _end(job, current, sight, Outcome(result="cancelled", exit_code=130, message="cancelled"))
+        return _cancel(job, current, sight)
     reason = f"{current.reason}; {_names(lost)} lost" if lost else current.reason
-    return _form(job, current, sight, _candidates(sight), reason)
+    return _form(job, current, sight, _usable_now(job, current, sight), reason)
 
 
 def _blame(job: JobSpec, current: Round, sight: Sight) -> Round | None:
@@ -184,7 +191,10 @@ def _blame(job: JobSpec, current: Round, sight: Sight) -> Round | None:
     if failures > job.max_restarts:
         outcome = Outcome(result="failed", exit_code=rank.exit_code, message=what, traceback=rank.traceback)
         return replace(_end(job, current, sight, outcome), failures=failures)
-    formed = _form(job, current, sight, _candidates(sight), f"restart {failures} of {job.max_restarts}: {what}")
+    if sight.cancelled:
+        return _cancel(job, current, sight)
+    why = f"restart {failures} of {job.max_restarts}: {what}"
+    formed = _form(job, current, sight, _usable_now(job, current, sight), why)
     return replace(formed, failures=failures) if formed else None
 
 
@@ -204,7 +214,7 @@ def _form(job: JobSpec, current: Round | None, sight: Sight, usable: Sequence[No
             job=job.job, number=number, phase="wait", epoch=sight.epoch, reason=need, failures=failures, at=sight.now
         )
     master = chosen[0]
-    port = next((p for p in master.spare_ports if (master.node, p) not in sight.used_ports), None)
+    port = next((p for p in master.spare_ports if (master.incarnation, p) not in sight.used_ports), None)
     if port is None:
         return None
     members = tuple(
@@ -228,6 +238,10 @@ def _drain(current: Round, sight: Sight, reason: str, seconds: float) -> Round:
     return replace(current, phase="drain", epoch=sight.epoch, reason=reason, drain_s=seconds, at=sight.now)
 
 
+def _cancel(job: JobSpec, current: Round, sight: Sight) -> Round:
+    return _end(job, current, sight, Outcome(result="cancelled", exit_code=130, message="cancelled"))
+
+
 def _end(job: JobSpec, current: Round | None, sight: Sight, outcome: Outcome) -> Round:
     base = current or Round(job=job.job, number=0, phase="wait", epoch=sight.epoch)
     return replace(base, phase="ended", epoch=sight.epoch, outcome=outcome, at=sight.now)
@@ -236,6 +250,13 @@ def _end(job: JobSpec, current: Round | None, sight: Sight, outcome: Outcome) ->
 def _candidates(sight: Sight) -> list[NodeRecord]:
     usable = (r for r in sight.alive.values() if r.notice is None and r.health == "ok" and r.node not in sight.busy)
     return sorted(usable, key=lambda r: r.node)
+
+
+def _usable_now(job: JobSpec, current: Round, sight: Sight) -> list[NodeRecord]:
+    """The candidates without those that would make the members wait for their imports, if that leaves enough."""
+    candidates = _candidates(sight)
+    prompt = [r for r in candidates if r.ready or current.rank_of(r.node, r.incarnation) is not None]
+    return prompt if len(prompt) >= job.nodes_min else candidates
 
 
 def _is_alive(member: Member, sight: Sight) -> bool:
