@@ -1,0 +1,114 @@
+"""Machines on a network of their own, whose cables can be pulled: Linux network namespaces on a bridge.
+
+The namespaces have no names and no life beyond their processes, so nothing can be left of them. What uses this module
+runs itself in a namespace (``unshare --net``, see ``silence``): it is the switch, with the bridge and the bucket's server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench.steplog import until
+
+SWITCH = "10.77.0.1"
+
+# Ends with its parent, however that ends: its standard input is closed then.
+_S3_SERVER = """
+import logging, sys, urllib.request
+from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer(ip_address="0.0.0.0", port=0, verbose=False)
+server.start()
+port = server.get_host_and_port()[1]
+urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bench", method="PUT"), timeout=30).read()
+print(port, flush=True)
+sys.stdin.read()
+"""
+
+
+def is_possible() -> bool:
+    """Root, with iproute2 and util-linux, in an environment that lets it make namespaces."""
+    if sys.platform != "linux" or os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
+        return False
+    return subprocess.run(["unshare", "--net", "ip", "link", "add", "b", "type", "bridge"]).returncode == 0
+
+
+class Network:
+    """The switch and its machines 0, 1, …"""
+
+    def __init__(self) -> None:
+        self._holders: list[subprocess.Popen[bytes]] = []
+        _ip("link", "set", "lo", "up")
+        _ip("link", "add", "switch", "type", "bridge")
+        _ip("addr", "add", f"{SWITCH}/24", "dev", "switch")
+        _ip("link", "set", "switch", "up")
+
+    def add(self) -> int:
+        """A machine, plugged in; returns its number."""
+        number = len(self._holders)
+        holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, start_new_session=True)
+        self._holders.append(holder)
+        mine = Path("/proc/self/ns/net").readlink()
+        until(lambda: Path(f"/proc/{holder.pid}/ns/net").readlink() != mine, "a new network namespace")
+        _ip("link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
+        _ip("link", "set", f"port{number}", "master", "switch", "up")
+        for command in (f"addr add {self.address(number)}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            subprocess.run([*self.inside(number), "ip", *command.split()], check=True)
+        return number
+
+    def address(self, number: int) -> str:
+        return f"10.77.0.{number + 10}"
+
+    def inside(self, number: int) -> list[str]:
+        """What a command begins with to run on that machine."""
+        return ["nsenter", f"--net=/proc/{self._holders[number].pid}/ns/net"]
+
+    def cut(self, number: int) -> None:
+        """Pull the cable at the switch: nothing arrives any more, and nobody is told."""
+        _ip("link", "set", f"port{number}", "down")
+
+    def mend(self, number: int) -> None:
+        _ip("link", "set", f"port{number}", "up")
+
+    def close(self) -> None:
+        for holder in self._holders:
+            holder.kill()
+            holder.wait()
+
+
+@contextlib.contextmanager
+def network() -> Iterator[Network]:
+    made = Network()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def s3_bucket() -> Iterator[str]:
+    """URL of a bucket on a real S3 server at the switch."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _S3_SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().strip()
+            options = f"endpoint=http://{SWITCH}:{port}&region=us-east-1&access_key_id=bench&secret_access_key=bench"
+            yield f"s3://bench/cluster?{options}"
+        finally:
+            server.kill()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)

@@ -1,0 +1,61 @@
+"""Rows: what was measured, against what, and whether that is good enough."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table, and an object of ``build/bench.json`` but for ``note``."""
+
+    name: str
+    ours: float | str
+    reference: float | str | None
+    """A number or what happened; ``None`` if there is nothing to compare with, or it was not run."""
+    unit: str
+    bar: str
+    met: bool
+    note: str = ""
+    """Spread, number of runs, where the time went: for people."""
+
+    @property
+    def ratio(self) -> float | None:
+        if isinstance(self.ours, int | float) and isinstance(self.reference, int | float) and self.reference:
+            return round(self.ours / self.reference, 4)
+        return None
+
+
+def failed(name: str, why: str) -> Row:
+    return Row(name, f"failed: {why}", None, "", "", False)
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Rows of an earlier run that were not measured again stay."""
+    kept = {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+    for row in rows:
+        content = {**asdict(row), "ratio": row.ratio}
+        kept[row.name] = {key: content[key] for key in ("name", "ours", "reference", "unit", "ratio", "bar", "met")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
+    partial.replace(path)
+
+
+def shown(rows: Sequence[Row]) -> str:
+    lines = [("name", "ours", "reference", "unit", "ratio", "bar", "")]
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
+        met = "met" if row.met else "MISSED"
+        lines.append((row.name, _text(row.ours), _text(row.reference), row.unit, ratio, row.bar, met))
+    widths = [max(len(line[column]) for line in lines) for column in range(7)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _text(value: float | str | None) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.3g}"
