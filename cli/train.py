@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuctl.cli.access import reach_with
+from gpuctl.cli.follow import Follower, Printer, tell_end
 from gpuctl.cli.options import Cluster, parse_flag, text_option
 from gpuctl.cli.settings import load, parse_nodes
 from gpuctl.cli.terminal import bar, count, out, say, size
@@ -70,7 +71,6 @@ def verb(
         out(job.job)
         say(f"watch it with: gpuctl logs -f {job.job}{option}")
         return
-    say(f"job {job.job} is in line (Ctrl-C leaves it running)")
     _attend(access.store, job, option)
 
 
@@ -114,9 +114,8 @@ def send_folder(store: Bucket, folder: Path, script: str) -> str:
 
 
 def _attend(store: Bucket, job: JobSpec, option: str) -> None:
-    from gpuctl.cli.follow import Follower, Printer, tell_end
-
     try:
+        say(f"job {job.job} is in line (Ctrl-C leaves it running)")
         outcome = Follower(store, job, Printer()).to_the_end()
     except KeyboardInterrupt as error:
         raise Interrupted(

@@ -177,6 +177,16 @@ def test_a_reader_who_has_seen_enough_is_no_failure(written: WrittenCluster) -> 
     assert process.wait(timeout=30) == 141
 
 
+def test_a_reader_who_never_came_is_no_failure_either(written: WrittenCluster) -> None:
+    """What is printed fits into the buffer, so that only the last flush finds out."""
+    process = written.start("status")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=30) == 141
+
+
 def test_ctrl_c_is_one_line(written: WrittenCluster) -> None:
     job = written.submit().job
     written.log(job, 1, "node-0", "working")

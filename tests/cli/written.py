@@ -53,7 +53,7 @@ class WrittenCluster:
             msgspec.json.encode(KnownCluster(name=name, provider="local", bucket=url))
         )
         self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("GPUCTL_", "_GPUCTL"))},
+            **{k: v for k, v in os.environ.items() if not k.startswith(("GPUCTL_", "_GPUCTL", "PYTHONUN"))},
             "GPUCTL_STATE_DIR": str(home / "state"),
             "NO_COLOR": "1",
         }

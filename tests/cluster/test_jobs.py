@@ -75,6 +75,8 @@ class Spy(Bucket):
     """Notes the order of writes; loses the answer to the put of a key that ``lost`` names, once."""
 
     inner: Bucket
+    deaf: bool = False
+    """Nothing can be read just after."""
     written: list[str] = field(default_factory=list)
     lost: str = ""
     refuse: str = ""
@@ -89,8 +91,15 @@ class Spy(Bucket):
         self.written.append(key)
         if self.lost and key.startswith(self.lost):
             self.lost = ""
+            self.deaf = True
             raise StoreUnavailable("no answer")
         return won
+
+    def get(self, key: str) -> bytes | None:
+        if self.deaf:
+            self.deaf = False
+            raise StoreUnavailable("no answer")
+        return super().get(key)
 
 
 def test_the_spec_is_written_before_the_line_names_it(file_url: str) -> None:

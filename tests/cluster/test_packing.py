@@ -47,6 +47,13 @@ def test_the_same_content_has_the_same_digest_whatever_its_times_and_owners(tmp_
     assert pack_once(one)[0] != pack_once(two)[0]
 
 
+def test_items_come_by_name_and_not_as_the_disk_has_them(tmp_path: Path) -> None:
+    write(tmp_path, **{f"{letter}{i}__x": "" for i in (3, 1, 2) for letter in "zam"}, b="")
+    found = [item.name for item in survey(tmp_path)]
+    assert found == sorted(found)
+    assert len(found) == 19
+
+
 def test_other_content_has_another_digest(tmp_path: Path) -> None:
     digests = {pack_once(write(tmp_path / text, a=text))[0] for text in ("x", "y")}
     digests.add(pack_once(write(tmp_path / "z", b="x"))[0])
