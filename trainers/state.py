@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner,
 from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -106,12 +108,28 @@ class LoadPlanner(DefaultLoadPlanner):
             # Such an object makes its own tensors, and judges by itself what it is given.
             return {found: torch.empty(tensor.shape, dtype=dtype_of(tensor)) for found, tensor in kept.items()}
         ours: dict[str, torch.Tensor] = {}
-        pack(_value_of(item, self._state), name, ours)
+        value = _value_of(item, self._state) if isinstance(item, torch.nn.Module) else self._room(name, item)
+        pack(value, name, ours)
         for found in [*ours, *(extra for extra in kept if extra not in ours)]:
             theirs, mine = _kind_kept(kept.get(found)), _kind(ours.get(found))
             if theirs != mine:
                 raise BadInput(f"{at} is of another model: {found} is {theirs} there and {mine} here", _HINT)
         return ours
+
+    def _room(self, name: str, optimizer: Any) -> dict[str, Any]:
+        """The state dict to load ``optimizer`` into. A parameter without a state when the checkpoint was made, because
+        no gradient had come to it, gets none."""
+        skeleton = self._skeletons[name]
+        kept = unpack(skeleton, dict.fromkeys(names(skeleton), torch.empty(0)))
+        with _grads_aside(optimizer):
+            room: dict[str, Any] = get_optimizer_state_dict(_model_of(optimizer, self._state), optimizer)  # type: ignore[arg-type]
+        if room["state"] and not kept["state"]:
+            # No tensor tells whether it was the same kind of optimizer.
+            theirs = {option for group in kept["param_groups"] for option in group}
+            if lacks := sorted(optimizer.defaults.keys() - theirs):
+                at = f"checkpoint {self._reader.entry.path}"
+                raise BadInput(f"{at} is of another optimizer: {name!r} has no {', '.join(lacks)} there", _HINT)
+        return {**room, "state": {k: v for k, v in room["state"].items() if k in kept["state"]}}
 
 
 def _value_of(item: Any, state: State) -> Any:
@@ -119,7 +137,8 @@ def _value_of(item: Any, state: State) -> Any:
     if isinstance(item, torch.nn.Module):
         return get_model_state_dict(item)
     if isinstance(item, torch.optim.Optimizer) and (model := _model_of(item, state)):
-        return get_optimizer_state_dict(model, item)
+        with _untouched(item):
+            return get_optimizer_state_dict(model, item)
     return item.state_dict() if _is_stateful(item) else item
 
 
@@ -127,11 +146,43 @@ def _set(name: str, item: Any, value: Any, state: State) -> None:
     if isinstance(item, torch.nn.Module):
         set_model_state_dict(item, value)
     elif isinstance(item, torch.optim.Optimizer) and (model := _model_of(item, state)):
-        set_optimizer_state_dict(model, item, value)
+        # Not strict: a parameter that no gradient ever came to has no state.
+        with _grads_aside(item):
+            set_optimizer_state_dict(model, item, value, options=StateDictOptions(strict=False))
     elif _is_stateful(item):
         item.load_state_dict(value)
     else:
         state[name] = value
+
+
+@contextmanager
+def _untouched(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Reading an optimizer's state must not change it. torch makes up the state of one that has made no step, by a step
+    that stays counted (``_init_optim_state``), unless it finds a gradient: so here is one."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if optimizer.state or not parameters or any(p.grad is not None for p in parameters):
+        yield
+        return
+    smallest = min(parameters, key=torch.Tensor.numel)
+    smallest.grad = torch.zeros_like(smallest)
+    try:
+        yield
+    finally:
+        smallest.grad = None
+
+
+@contextmanager
+def _grads_aside(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """An optimizer to load into must have its state, which torch makes where there is none, and no gradient either."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    grads = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
 
 
 def _model_of(optimizer: torch.optim.Optimizer, state: State) -> torch.nn.Module | None:
