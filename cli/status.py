@@ -47,7 +47,7 @@ def lines(state: ClusterState) -> list[str]:
     if state.nodes:
         found += [*_nodes(state), ""]
     else:
-        found += ["no node has been heard of", ""]
+        found += ["no node has been heard of: gpuctl up", ""]
     found += _jobs(state) if state.jobs else ["no job yet: gpuctl train script.py"]
     return found
 

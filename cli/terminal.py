@@ -14,6 +14,7 @@ import msgspec
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _LEAST_WIDTH = 8
+_BAR_BYTES = 1_000_000
 _STATES = {
     "live": "green",
     "running": "green",
@@ -109,8 +110,8 @@ def _is_number(text: str) -> bool:
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Bar]:
-    """A progress bar over ``total`` bytes on a terminal; a line at the end otherwise."""
-    if not sys.stderr.isatty():
+    """A progress bar over ``total`` bytes on a terminal, if they are many; a line at the end otherwise."""
+    if not sys.stderr.isatty() or total < _BAR_BYTES:
         yield lambda amount: None  # noqa: ARG005
         say(f"{what}: {size(total)}")
         return

@@ -104,11 +104,11 @@ def send_folder(store: Bucket, folder: Path, script: str) -> str:
     if script not in {item.name for item in items}:
         raise BadInput(f"{script} is left out by .gitignore, so the nodes would not get it", "change .gitignore")
     with packing.packed(items) as code:
-        what = f"{count(code.files, 'file')}, {size(code.bytes)} packed"
+        what = f"code ({count(code.files, 'file')})"
         if packing.is_there(store, code.digest):
-            say(f"code: {what}, already there")
+            say(f"{what}: {size(code.bytes)}, already there")
         else:
-            with bar(f"code: {what}, sent", code.bytes) as sent:
+            with bar(what, code.bytes) as sent:
                 packing.upload(store, code, sent)
         return code.digest
 

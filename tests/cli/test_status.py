@@ -68,7 +68,7 @@ def test_status_for_a_person_fits_80_columns(written: WrittenCluster) -> None:
 
 def test_no_node_and_no_job_are_told_as_such(written: WrittenCluster) -> None:
     assert written.run("status").stdout.splitlines()[-3:] == [
-        "no node has been heard of",
+        "no node has been heard of: gpuctl up",
         "",
         "no job yet: gpuctl train script.py",
     ]
