@@ -36,7 +36,7 @@ def is_possible() -> bool:
     """Root, with iproute2 and util-linux, in an environment that lets it make namespaces."""
     if sys.platform != "linux" or os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
         return False
-    return subprocess.run(["unshare", "--net", "ip", "link", "add", "b", "type", "bridge"]).returncode == 0
+    return subprocess.run(["unshare", "--net", "ip", "link", "add", "switch", "type", "bridge"]).returncode == 0
 
 
 class Network:

@@ -52,14 +52,16 @@ class Torchrun:
         self._options += ["--rdzv-backend", "c10d", "--rdzv-id", "bench"]
         self._port = _free_port()
         self._options += ["--rdzv-endpoint", f"{address(0)}:{self._port}"]
+        self._tuned = tuned
         if tuned:
-            self._options += ["--rdzv-conf", _TUNED]
             self._env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
     def start(self, node: int) -> None:
         folder = self.root / f"node-{node}"
         folder.mkdir(parents=True)
         command = [*self._inside(node), sys.executable, "-m", "torch.distributed.run", *self._options]
+        if conf := self._conf(node):
+            command += ["--rdzv-conf", conf]
         command += ["--local-addr", self._address(node), str(SCRIPT)]
         command += ["--marks", str(self.log.path), "--checkpoint", str(self.root / "checkpoint")]
         with (folder / "log").open("wb") as output:
@@ -80,6 +82,11 @@ class Torchrun:
             return True  # on a network of its own, the one with that address hosts it
         sockets = psutil.net_connections("tcp")
         return any(s.laddr and s.laddr.port == self._port and s.status == psutil.CONN_LISTEN for s in sockets)
+
+    def _conf(self, node: int) -> str:
+        # In a namespace the host's name leads to another address, so torchrun must be told who hosts the store.
+        host = [f"is_host={int(node == 0)}"] if self._inside(0) else []
+        return ",".join([*host, *([_TUNED] if self._tuned else [])])
 
     def kill(self, node: int) -> float:
         """Everything on the node at once; returns the moment it began (monotonic)."""
