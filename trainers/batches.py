@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import tee
 from typing import Any
 
 import torch
@@ -36,10 +37,11 @@ class Batches:
             for step in range(start, stop):
                 yield step, self.of_step(step)
             return
-        wanted = [self._indices(step) for step in range(start, stop)]
-        batches = (indices.tolist() for parts in wanted for indices in parts)
+        # The loader asks for the indices of coming steps while its workers fetch; tee keeps what lies between.
+        ours, ahead = tee(self._indices(step) for step in range(start, stop))
+        batches = (indices.tolist() for parts in ahead for indices in parts)
         loader = iter(DataLoader(self._dataset, batch_sampler=batches, num_workers=self._workers))
-        for step, parts in zip(range(start, stop), wanted, strict=True):
+        for step, parts in enumerate(ours, start):
             yield step, [self._weighed(next(loader), len(indices)) for indices in parts]
 
     def of_step(self, step: int) -> list[MicroBatch]:

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Store, open_bucket, probe
-from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.records import CheckpointEntry
 from gpuctl.cluster.worker import WorkerContext
 from gpuctl.trainers.commits import Commits
@@ -130,8 +130,7 @@ class Checkpointer:
             self._begin(self._store)
         self._write(self._store, step, state)
         self._kept_step = step
-        if self._commits is not None:
-            self._commits.tidy()
+        self._tidy()
 
     def should_stop(self, step: int) -> bool:
         """Whether to save now (``step`` steps are done) and ``leave``, because this process was asked to stop: ``True``
@@ -185,6 +184,14 @@ class Checkpointer:
                 process_group=self._group,
                 no_dist=world.size == 1,
             )
+
+    def _tidy(self) -> None:
+        """The checkpoint is committed: that old ones cannot be deleted now is worth a line, and no job's end."""
+        try:
+            if self._commits is not None:
+                self._commits.tidy()
+        except (StoreError, StoreUnavailable) as error:
+            print(f"gpuctl: old checkpoints could not be deleted yet: {error}", file=sys.stderr)
 
     def _on_rank0(self, call: Callable[[Commits], T]) -> T:
         """What ``call`` returns on rank 0, or raises there, on every rank."""

@@ -63,22 +63,25 @@ class Commits:
             entries = (*(old for old in log.entries if old.step < step), entry)
             kept = entries if self._keep is None else entries[-self._keep :]
             if self._try(msgspec.structs.replace(log, entries=kept)):
-                self._dropped += [old for old in log.entries if old not in kept]
+                paths = {entry.path for entry in kept}
+                self._dropped = [old for old in (*self._dropped, *log.entries) if old.path not in paths]
                 return
             self._version = self._ledger.read()
 
     def tidy(self) -> None:
         """Delete the files of entries that a commit has dropped and, once a round, what dead rounds left behind.
 
-        Only folders of lower rounds are looked at: the fence keeps their writers from ever committing them.
+        Only folders of lower rounds are looked at: the fence keeps their writers from ever committing them. Raises
+        ``StoreError`` or ``StoreUnavailable``; what is left then goes with the next call, or the next round.
         """
         while self._dropped:
-            old = self._dropped.pop()
+            old = self._dropped[-1]
             self._store.delete([f"{old.path}/{name}" for name in old.sha256])
+            self._dropped.pop()
         if not self._swept:
-            self._swept = True
             needed = {entry.path for entry in self._log().entries}
             self._store.delete([e.key for e in self._store.list("") if _is_left_over(e.key, needed, self.round)])
+            self._swept = True
 
     def _log(self) -> CheckpointLog:
         return self._version.value or CheckpointLog()

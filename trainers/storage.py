@@ -115,7 +115,7 @@ class BucketWriter(StorageWriter):
             if len(files) == 1 or files[-1].size >= _FILE_BYTES:
                 files.append(_File(f"tensors-{self._rank:05d}-{len(files) - 1:03d}.bin"))
             indices.append((item.index, files[-1].add(_bytes_of(data))))
-        written = dict(_in_parallel(self._put, [file for file in files if file.size]))
+        written = dict(_in_parallel(self._put, [file for file in files if file.parts]))
         done: Future[list[WriteResult]] = Future()
         done.set_result([WriteResult(index, span.size, _Written(span, *written[span.file])) for index, span in indices])
         return done
@@ -193,7 +193,8 @@ class BucketReader(StorageReader):
         return done
 
     def _read(self, name: str, items: list[tuple[ReadItem, Chunk]], planner: LoadPlanner) -> None:
-        content = torch.frombuffer(bytearray(self._file(name)), dtype=torch.uint8)
+        # torch makes no tensor of no bytes; where all spans are empty, one byte is enough to cut them from.
+        content = torch.frombuffer(bytearray(self._file(name) or b"\0"), dtype=torch.uint8)
         for item, chunk in items:
             raw = content[chunk.span.at : chunk.span.at + chunk.span.size]
             source = raw.view(dtype_of(self.index().tensors[item.storage_index.fqn])).reshape(chunk.sizes)
@@ -245,17 +246,17 @@ class _File:
     def __init__(self, name: str) -> None:
         self.name = name
         self.size = 0
-        self._parts: list[Any] = []
+        self.parts: list[Any] = []
 
     def add(self, data: Any) -> Span:
         padding = -self.size % _ALIGN
         span = Span(self.name, self.size + padding, len(data))
-        self._parts += [bytes(padding), data]
+        self.parts += [bytes(padding), data]
         self.size = span.at + span.size
         return span
 
     def content(self) -> bytes:
-        return b"".join(self._parts)
+        return b"".join(self.parts)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from gpuctl.cluster.errors import BadInput
 from gpuctl.trainers.batches import Batches
@@ -118,8 +118,12 @@ class Trainer:
     def evaluate(self, dataset: Dataset[Any], metric: Callable[[Tensor, Tensor], Tensor], batch: int = 1024) -> float:
         """Mean of ``metric(output, target)``, a tensor with a value for each sample, over ``dataset``.
 
-        All ranks take part, each with its share, and all get the answer.
+        All ranks take part, each with its share, and all get the answer: that of the model as rank 0 has it, which is
+        the one that checkpoints hold (BatchNorm's averages differ from rank to rank).
         """
+        if self._world.size > 1:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
         count = _length(dataset)
         begin, end = slice_of(count, self._world.rank, self._world.size)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -241,10 +245,9 @@ def _join_process_group() -> torch.device:
 
 
 def _length(dataset: Dataset[Any]) -> int:
-    try:
-        return len(dataset)  # type: ignore[arg-type]
-    except TypeError:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise BadInput(
-            f"a {type(dataset).__name__} has no length, so no step can name its samples",
+            f"a {type(dataset).__name__} cannot be asked for its n-th sample, so no step can name its samples",
             "use a map-style data set, with __len__ and __getitem__",
-        ) from None
+        )
+    return len(dataset)
