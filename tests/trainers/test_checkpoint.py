@@ -1,0 +1,287 @@
+"""Checkpoints by real worker processes: whole or absent, on any world, and never by a leftover."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpuctl import Checkpointer
+from gpuctl.cluster import checkpoints
+from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.errors import BadInput, Fenced
+from gpuctl.cluster.ledger import Ledger
+from gpuctl.cluster.records import CheckpointLog
+from gpuctl.cluster.worker import WorkerContext
+from gpuctl.trainers.storage import Damaged
+from tests.trainers import bodies
+from tests.trainers.bodies import same
+from tests.trainers.ranks import Ranks, run
+
+
+def log_of(url: str) -> CheckpointLog:
+    return Ledger(open_bucket(url), "ledger", CheckpointLog).read().value or CheckpointLog()
+
+
+def steps_of(url: str) -> list[int]:
+    return [entry.step for entry in log_of(url).entries]
+
+
+def files_of(url: str) -> set[str]:
+    """The files in the bucket besides the ledger."""
+    keys = {entry.key for entry in open_bucket(url).list("")}
+    return {key for key in keys if not key.startswith("ledger/")}
+
+
+def named_by_the_log(url: str) -> set[str]:
+    return {f"{entry.path}/{name}" for entry in log_of(url).entries for name in entry.sha256}
+
+
+def test_what_four_ranks_saved_three_restore_and_then_one(bucket_url: str) -> None:
+    saved = run(4, bodies.save_some, bucket_url, [2, 3])
+    expected, _ = saved[0]
+    three = run(3, bodies.restore_one, bucket_url)
+    for rank, (step, found, drawn) in enumerate(three):
+        assert step == 3
+        assert same(found, expected), f"rank {rank}"
+        assert drawn == saved[rank][1], "each rank's random number generators go on"
+    ((expected, drawn),) = run(1, bodies.save_some, bucket_url, [5])
+    four = run(4, bodies.restore_one, bucket_url)
+    assert [step for step, _, _ in four] == [5] * 4
+    assert all(same(found, expected) for _, found, _ in four)
+    assert four[0][2] == drawn
+    assert len({drawn for _, _, drawn in four}) == 4, "a rank that was not there keeps its own generators"
+
+
+def test_the_work_is_shared_and_buffers_are_those_of_rank_0(file_url: str) -> None:
+    (expected, _), (other, _), _ = run(3, bodies.save_some, file_url, [1])
+    assert not same(expected["model"]["running"], other["model"]["running"])
+    ((_, found, _),) = run(1, bodies.restore_one, file_url)
+    assert same(found["model"]["running"], expected["model"]["running"])
+    (entry,) = log_of(file_url).entries
+    assert {name.split("-")[1] for name in entry.sha256 if name.startswith("tensors")} == {"00000", "00001", "00002"}
+    assert (entry.step, entry.world, entry.path) == (1, 3, f"1-r{entry.round}")
+    sizes = {item.key: item.size for item in open_bucket(file_url).list(entry.path)}
+    assert entry.bytes == sum(sizes.values())
+
+
+def test_what_is_no_tensor_is_json_and_tensors_are_raw(file_url: str) -> None:
+    ((state, _),) = run(1, bodies.save_some, file_url, [1])
+    store = open_bucket(file_url)
+    (entry,) = log_of(file_url).entries
+    index = json.loads(store.get(f"{entry.path}/index.json") or b"")
+    for span in index["values"].values():
+        data = store.get(f"{entry.path}/{span['file']}") or b""
+        json.loads(data[span["at"] : span["at"] + span["size"]])
+    span = index["tensors"]["model.strided"]["chunks"][0]["span"]
+    data = store.get(f"{entry.path}/{span['file']}") or b""
+    raw = data[span["at"] : span["at"] + span["size"]]
+    assert raw == state["model"]["strided"].contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("harm", ["changed", "missing"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_is_replaced(bucket_url: str, harm: str) -> None:
+    (expected, _), _ = run(2, bodies.save_some, bucket_url, [1])
+    run(2, bodies.save_some, bucket_url, [2])
+    store = open_bucket(bucket_url)
+    key = next(key for key in files_of(bucket_url) if key.startswith("2-") and "tensors-00001" in key)
+    if harm == "changed":
+        data = bytearray(store.get(key) or b"")
+        data[len(data) // 2] ^= 1
+        store.put(key, bytes(data))
+    else:
+        store.delete([key])
+    reason = {"changed": "is not what was written", "missing": "is missing"}[harm]
+    with Ranks(2, bodies.restore_one, bucket_url) as ranks:
+        ended = ranks.wait()
+    assert [end.said for end in ended] == [f"gpuctl: checkpoint of step 2 is damaged: {key} {reason}\n", ""]
+    for end in ended:
+        step, found, _ = end.value
+        assert step == 1
+        assert same(found, expected)
+
+    run(2, bodies.save_some, bucket_url, [2])
+    assert run(1, bodies.restore_one, bucket_url)[0][0] == 2
+    assert files_of(bucket_url) == named_by_the_log(bucket_url)
+
+
+def test_no_whole_checkpoint_at_all_is_an_error_and_no_fresh_start(file_url: str) -> None:
+    run(1, bodies.save_some, file_url, [1, 2])
+    store = open_bucket(file_url)
+    store.delete([key for key in files_of(file_url) if key.endswith("index.json")])
+    with pytest.raises(Damaged, match="none of the 2 checkpoints is whole"):
+        Checkpointer(file_url).restore(bodies.training())
+
+
+@pytest.mark.parametrize(
+    ("width", "deeper", "said"),
+    [
+        (7, False, r"model\.conv\.weight is float32\[6, 1, 3, 3\] there and float32\[7, 1, 3, 3\] here"),
+        (6, True, r"model\.deeper\.weight is absent there and float32\[2, 2\] here"),
+    ],
+)
+def test_a_checkpoint_of_another_model_names_the_first_tensor_that_differs_and_loads_nothing(
+    file_url: str, width: int, deeper: bool, said: str
+) -> None:
+    run(2, bodies.save_some, file_url, [1])
+    for text, untouched in [
+        *run(2, bodies.refused, file_url, width, deeper),
+        *run(1, bodies.refused, file_url, width, deeper),
+    ]:
+        assert text.startswith(f"BadInput: checkpoint {log_of(file_url).entries[0].path} is of another model: ")
+        assert untouched
+        assert re.search(said, text)
+
+
+def test_a_state_that_cannot_be_kept_is_refused_by_name(file_url: str) -> None:
+    with pytest.raises(BadInput, match=r"'seen\.sampler' of the state to save is a object"):
+        Checkpointer(file_url).save(1, {"seen": {"sampler": object()}})
+    assert files_of(file_url) == set()
+
+
+def test_a_part_of_the_state_can_be_restored_alone_and_an_optimizer_without_its_model(file_url: str) -> None:
+    state = bodies.training()
+    bodies.train(state, 2)
+    Checkpointer(file_url).save(2, state)
+    part = {"model": bodies.training(seed=1)["model"], "average": None}
+    assert Checkpointer(file_url).restore(part) == 2
+    assert same(dict(part["model"].state_dict()), dict(state["model"].state_dict()))
+    assert same(part["average"], state["average"])
+    with pytest.raises(BadInput, match="has no 'teacher', only 'model', 'optimizer', 'scheduler', 'seen', 'average'"):
+        Checkpointer(file_url).restore({"teacher": None})
+
+    alone = f"{file_url}-alone"
+    Checkpointer(alone).save(1, {"optimizer": state["optimizer"]})
+    other = bodies.training()
+    Checkpointer(alone).restore({"optimizer": other["optimizer"]})
+    assert same(other["optimizer"].state_dict(), state["optimizer"].state_dict())
+
+
+def test_the_last_ones_are_kept_and_the_files_of_others_go(bucket_url: str) -> None:
+    run(2, bodies.save_some, bucket_url, [1, 2, 3, 4], 2)
+    assert steps_of(bucket_url) == [3, 4]
+    assert files_of(bucket_url) == named_by_the_log(bucket_url)
+    run(2, bodies.save_some, bucket_url, [5], None)
+    assert steps_of(bucket_url) == [3, 4, 5]
+
+
+def test_a_step_that_this_round_saved_or_restored_is_not_written_again(file_url: str) -> None:
+    state, checkpointer = bodies.training(), Checkpointer(file_url)
+    checkpointer.save(1, state)
+    before = log_of(file_url)
+    checkpointer.save(1, state)
+    again = Checkpointer(file_url)
+    again.restore(state)
+    again.save(1, state)
+    assert log_of(file_url).entries == before.entries
+
+
+def test_what_dead_rounds_left_is_swept_and_nothing_that_is_needed(file_url: str) -> None:
+    run(1, bodies.save_some, file_url, [1])
+    (kept,) = log_of(file_url).entries
+    store = open_bucket(file_url)
+    store.put("7-r1/tensors-00000-000.bin", b"of a round that died")
+    store.put("9-r99/tensors-00000-000.bin", b"of a round to come")
+    store.put("notes/9-r1/readme", b"not ours")
+    run(1, bodies.save_some, file_url, [2])
+    others = files_of(file_url) - named_by_the_log(file_url)
+    assert others == {"9-r99/tensors-00000-000.bin", "notes/9-r1/readme"}
+    assert kept in log_of(file_url).entries
+
+
+def test_killed_before_any_write_of_a_save_a_whole_checkpoint_is_found(file_url: str, tmp_path: Path) -> None:
+    """Kill -9 of rank 0 and of another, before each of their writes: shards, index, commit, deletion of the old one."""
+    ((first, second), _) = run(2, bodies.save_and_stop, f"{file_url}-whole", 0, -1, 0, "")
+    killed: dict[int, int] = {}
+    found_steps = []
+    for rank in (1, 0):
+        for nth in count(1):
+            url, mark = f"{file_url}-{rank}-{nth}", tmp_path / f"{rank}-{nth}"
+            with Ranks(2, bodies.save_and_stop, url, rank, nth, signal.SIGKILL, str(mark)) as ranks:
+                ended = ranks.wait()
+            if not mark.exists():
+                assert [end.code for end in ended] == [0, 0], ended
+                break
+            killed[rank] = nth
+            assert ended[rank].code == -signal.SIGKILL
+            ((step, found, _),) = run(1, bodies.restore_one, url)
+            found_steps.append(step)
+            assert same(found, {1: first, 2: second}[step or 0]), f"rank {rank}, write {nth}"
+            run(2, bodies.save_some, url, [3], 1)
+            assert steps_of(url) == [3]
+            assert files_of(url) == named_by_the_log(url), "what the killed one left behind is swept"
+    # Of rank 1 its two files; of rank 0 also the index, the commit, and the old checkpoint's five files.
+    assert killed == {1: 2, 0: 2 + 1 + 1 + 5}
+    assert found_steps == [1] * (2 + 2 + 1 + 1) + [2] * 5
+
+
+@pytest.mark.parametrize("nth", [1, 4])
+def test_a_sleeper_of_an_older_round_commits_nothing_over_a_newer_one(file_url: str, tmp_path: Path, nth: int) -> None:
+    """Frozen before its first shard, or just before its commit; then a newer round restores, saves and goes on."""
+    mark = tmp_path / "asleep"
+    with Ranks(1, bodies.save_and_stop, file_url, 0, nth, signal.SIGSTOP, str(mark)) as sleeper:
+        wait_for(mark)
+        ((newer, _),) = run(1, bodies.save_some, file_url, [2, 3], 1)
+        log = log_of(file_url)
+        sleeper.send(0, signal.SIGCONT)
+        (end,) = sleeper.wait()
+    assert isinstance(end.error, Fenced), end.said
+    assert log_of(file_url) == log
+    ((step, found, _),) = run(1, bodies.restore_one, file_url)
+    assert step == 3
+    assert same(found, newer)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} does not appear"
+        time.sleep(0.01)
+
+
+def test_outside_of_a_job_there_is_no_place_unless_one_is_given(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(every=1)
+    assert not checkpointer.on
+    assert checkpointer.restore({}) is None
+    checkpointer.save(1, {"what": object()})
+    checkpointer.step(2, {"what": object()})
+
+    state = {"count": 5}
+    Checkpointer(str(tmp_path / "a folder")).save(1, state)
+    Checkpointer(str(tmp_path / "a folder")).restore(found := {"count": 0})
+    assert found == state
+
+
+def test_in_a_job_the_place_and_the_round_are_the_jobs_own(
+    bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = WorkerContext("demo", bucket_url, "digits-3", 7, "node-0", tmp_path, tmp_path, tmp_path)
+    for name, value in context.env().items():
+        monkeypatch.setenv(name, value)
+    Checkpointer().save(4, {"count": 5})
+    (entry,) = checkpoints.committed(open_bucket(bucket_url), "digits-3")
+    assert (entry.step, entry.round, entry.path) == (4, 7, "4-r7")
+    monkeypatch.setenv("GPUCTL_ROUND", "6")
+    with pytest.raises(Fenced, match="round 7 of this job has begun, so round 6 may not write"):
+        Checkpointer().restore({"count": 0})
+
+
+@pytest.mark.parametrize("option", [{"every": 0}, {"keep": 0}])
+def test_an_interval_of_nothing_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="use 1 or more"):
+        Checkpointer(**option)
+
+
+def test_a_save_every_so_many_steps(file_url: str) -> None:
+    state, checkpointer = bodies.training(), Checkpointer(file_url, every=3, keep=None)
+    for step in range(1, 8):
+        checkpointer.step(step, state)
+    assert steps_of(file_url) == [3, 6]
+    assert torch.equal(state["average"], torch.zeros(2, dtype=torch.float64))
