@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def _learner(optimizer: type[torch.optim.Optimizer] = torch.optim.Adam, **options: Any) -> dict[str, Any]:
+def _learner(optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam, **options: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     model = TwoHeads()
     return {"model": model, "optimizer": optimizer(model.parameters(), lr=0.1, **options)}
