@@ -110,6 +110,7 @@ class Follower:
             time.sleep(jobs.poll_s(self._store))
 
     def _look(self) -> Outcome | None:
+        before = self._current
         rounds = self._new_rounds()
         # An agent ships the last lines before it reports how its workers ended, so whoever has seen the end of the
         # job before reading sees them all.
@@ -120,8 +121,9 @@ class Follower:
         for current in rounds:
             self._printer.show(item for item in found if item[0] < current.number)
             found = [item for item in found if item[0] >= current.number]
-            if current.phase != "ended":
+            if _is_news(current, before):
                 event(_of_round(current))
+            before = current
         self._printer.show(found)
         if self._current is None or self._current.phase != "ended":
             return None
@@ -140,7 +142,7 @@ class Follower:
 
     def _explain_silence(self) -> None:
         quiet_s = time.monotonic() - self._news_at
-        if self._current is None and quiet_s > _LINED_UP_S and "line" not in self._told:
+        if (self._current is None or self._current.number == 0) and quiet_s > _LINED_UP_S and "line" not in self._told:
             ahead = [job for job in status.unfinished(self._store) if job != self._spec.job]
             why = f"behind {', '.join(ahead)}" if ahead else f"for {count(self._spec.nodes_min, 'node')}"
             self._tell("line", f"{self._spec.job} waits {why}")
@@ -164,6 +166,12 @@ def tell_end(spec: JobSpec, outcome: Outcome) -> None:
     if outcome.traceback:
         say(outcome.traceback.rstrip())
     raise jobs.JobFailed(spec.job, outcome)
+
+
+def _is_news(current: Round, before: Round | None) -> bool:
+    """Not its time in line, not its end (``tell_end``), and not an entry that a new rank 0 wrote again as its own."""
+    again = before is not None and (before.number, before.phase) == (current.number, current.phase)
+    return current.number > 0 and current.phase != "ended" and not again
 
 
 def _of_round(current: Round) -> str:

@@ -17,17 +17,17 @@ def verb(
         str, text_option("--notice", metavar="S", about="Seconds from the notice to the end; 0: none (default: 30).")
     ] = "30",
     replace_after: Annotated[
-        str | None,
-        text_option("--replace-after", metavar="S", about="Seconds until a new node takes its place (default: never)."),
-    ] = None,
+        str,
+        text_option("--replace-after", metavar="S", about="Seconds until a new node comes, or `never` (default: 5)."),
+    ] = "5",
     cluster: Cluster = None,
 ) -> None:
     """Take a node away the way a cloud would.
 
-    A notice first, then an end without mercy for everything on the node, then perhaps a replacement.
+    A notice first, then an end without mercy for everything on the node, then a replacement, as its group starts one.
     """
     notice_s = parse_flag("--notice", notice, seconds) or 0.0
-    replace_after_s = parse_flag("--replace-after", replace_after, seconds)
+    replace_after_s = None if replace_after == "never" else parse_flag("--replace-after", replace_after, seconds)
     access = reach(cluster)
     from gpuctl.stacks.provider import provider
 

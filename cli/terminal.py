@@ -21,6 +21,7 @@ _STATES = {
     "succeeded": "green",
     "new": "cyan",
     "leaving": "yellow",
+    "queued": "cyan",
     "waiting": "yellow",
     "draining": "yellow",
     "cancelling": "yellow",

@@ -66,7 +66,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     number: int
     state: str
-    """``waiting``, ``running``, ``draining``, ``cancelling``; then ``succeeded``, ``failed``, ``cancelled``."""
+    """``queued``, ``running``, ``draining``, ``waiting`` (for nodes to be back), ``cancelling``; then ``succeeded``,
+    ``failed``, ``cancelled``."""
     script: str
     args: tuple[str, ...]
     nodes_min: int
@@ -264,7 +265,9 @@ def _job_state(store: Bucket, name: str, version: Version[Round]) -> str:
     if store.get(layout.cancel(name)) is not None:
         return "cancelling"
     current = version.value
-    return "running" if current and current.phase == "run" else "draining" if current and current.members else "waiting"
+    if current is None or current.number == 0:
+        return "queued"
+    return "running" if current.phase == "run" else "draining" if current.members else "waiting"
 
 
 def _checkpoint(entry: CheckpointEntry | None) -> CheckpointState | None:

@@ -60,7 +60,7 @@ class LocalProvider:
                 _start_agent(folder, bucket)
             _wait_until_live(folders, bucket)
         running = spec.nodes_max - missing
-        say(f"{len(folders)} nodes started" + (f", {running} were running" if running else ""))
+        say(f"{_nodes(len(folders))} started" + (f", {running} already running" if running else ""))
         return cluster
 
     def down(self, cluster: KnownCluster, say: Say) -> list[str]:
@@ -68,7 +68,7 @@ class LocalProvider:
             root = _root(cluster.name)
             count = sum(1 for folder in _node_dirs(cluster.name) if _is_up(folder))
             left = processes.kill_all(root)
-            say(f"{count} nodes ended")
+            say(f"{_nodes(count)} ended")
             bucket = open_bucket(cluster.bucket)
             for prefix in (layout.NODES, layout.RANK0):
                 bucket.delete([entry.key for entry in bucket.list(prefix)])
@@ -151,6 +151,10 @@ def _agree_on_spec(bucket: Bucket, request: UpRequest) -> ClusterSpec:
                 "run `gpuctl down` first, or choose another name with --cluster",
             )
     return there
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _size(spec: ClusterSpec) -> str:

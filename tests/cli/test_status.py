@@ -101,7 +101,7 @@ def test_waiting_and_cancelling_jobs_are_shown_beside_the_running_one(written: W
     second, third = written.submit("other.py").job, written.submit("other.py").job
     jobs.ask_to_cancel(written.store, third)
     shown = {job["job"]: job["state"] for job in state_of(written)["jobs"]}  # type: ignore[attr-defined]
-    assert shown == {first: "running", second: "waiting", third: "cancelling"}
+    assert shown == {first: "running", second: "queued", third: "cancelling"}
 
 
 def test_once_all_is_over_the_newest_job_is_shown_with_its_end(written: WrittenCluster) -> None:
@@ -124,9 +124,9 @@ def test_jobs_lists_the_last_ones_with_the_newest_last(written_anywhere: Written
     cluster.end(names[3], 1, Outcome(result="cancelled", exit_code=130, message="cancelled"))
     listed = json.loads(cluster.run("jobs", "--last", "3", "-o", "json").stdout)
     assert [(job["job"], job["state"], job["exit_code"]) for job in listed] == [
-        (names[2], "waiting", None),
+        (names[2], "queued", None),
         (names[3], "cancelled", 130),
-        (names[4], "waiting", None),
+        (names[4], "queued", None),
     ]
     assert listed[0]["submitted_by"] == "ada@here"
     lines = cluster.run("jobs").stdout.splitlines()

@@ -56,7 +56,7 @@ def test_a_notice_costs_no_step_and_a_kill_at_most_one_interval(cluster: Cluster
     cluster.up("2:3")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "260", "--every", "25")
     cluster.wait_for_step(job, 30)
-    cluster.run("preempt", cluster.rank0(), "--notice", "30")
+    cluster.run("preempt", cluster.rank0(), "--notice", "30", "--replace-after", "never")
     cluster.wait_for_step(job, 110, number=2)
     cluster.run("preempt", cluster.rank0(), "--notice", "0", "--replace-after", "0")
     _succeeded(cluster, job)
