@@ -10,6 +10,7 @@ import matplotlib as mpl
 mpl.use("Agg")  # before pyplot looks for a screen
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from gpuctl.cli.timeline import Point, Stretch, kept
 
@@ -22,6 +23,9 @@ def draw(path: Path, calm: Sequence[Point], rough: Sequence[Point], lived: Seque
     losses.plot(*_curve(calm), color="0.72", linewidth=5, label="undisturbed")
     losses.plot(*_curve(rough), color="tab:blue", linewidth=1.4, label="while nodes come and go")
     losses.set_yscale("log")
+    losses.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    losses.yaxis.set_major_formatter("{x:g}")
+    losses.yaxis.set_minor_formatter(NullFormatter())
     losses.set_ylabel("training loss")
     losses.set_title(title, loc="left")
     for index, stretch in enumerate(lived):
