@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,10 @@ from gpuctl.cluster.records import Notice, Outcome
 from tests.cli.written import WrittenCluster, progress
 
 
-def state_of(cluster: WrittenCluster) -> dict[str, object]:
+def state_of(cluster: WrittenCluster) -> dict[str, Any]:
     text = cluster.run("status", "-o", "json").stdout
     assert "secret" not in text, "the cluster's token is nobody's business"
-    state: dict[str, object] = json.loads(text)
+    state: dict[str, Any] = json.loads(text)
     return state
 
 
@@ -39,7 +40,7 @@ def test_status_tells_nodes_rank_0_job_round_step_loss_rate_and_checkpoint(writt
     job = running(written_anywhere)
     state = state_of(written_anywhere)
     assert (state["cluster"], state["rank0"], state["epoch"]) == ("default", "node-1", 1)
-    nodes = {node["node"]: node for node in state["nodes"]}  # type: ignore[attr-defined]
+    nodes = {node["node"]: node for node in state["nodes"]}
     assert {name: node["state"] for name, node in nodes.items()} == {
         "node-0": "lost",
         "node-1": "live",
@@ -47,7 +48,7 @@ def test_status_tells_nodes_rank_0_job_round_step_loss_rate_and_checkpoint(writt
     }
     assert (nodes["node-0"]["job"], nodes["node-0"]["rank"]) == (None, None)
     assert (nodes["node-2"]["job"], nodes["node-2"]["rank"], nodes["node-2"]["step"]) == (job, 1, 411)
-    (shown,) = state["jobs"]  # type: ignore[misc]
+    (shown,) = state["jobs"]
     assert (shown["job"], shown["state"], shown["round"], shown["nodes"]) == (job, "running", 2, 2)
     assert (shown["step"], shown["loss"], shown["steps_per_s"]) == (412, 0.25, 10.0)
     assert (shown["checkpoint"]["step"], shown["checkpoint"]["bytes"]) == (400, 1500)
@@ -86,21 +87,21 @@ def test_where_rank_0_is_quiet_the_heartbeats_ages_count(written: WrittenCluster
     folder = Path(written.url.removeprefix("file://"))
     for node in ("node-0",):
         os.utime(folder / layout.node(node), (old, old))
-    nodes = {node["node"]: node["state"] for node in state_of(written)["nodes"]}  # type: ignore[attr-defined]
+    nodes = {node["node"]: node["state"] for node in state_of(written)["nodes"]}
     assert nodes == {"node-0": "silent", "node-1": "live", "node-2": "leaving"}
 
 
 def test_a_heartbeat_of_another_version_hides_no_other(written: WrittenCluster) -> None:
     written.lead("node-0", view={"node-0": "live"})
     written.store.put(layout.node("node-1"), b'{"node": 7}')
-    assert [node["node"] for node in state_of(written)["nodes"]] == ["node-0"]  # type: ignore[attr-defined]
+    assert [node["node"] for node in state_of(written)["nodes"]] == ["node-0"]
 
 
 def test_waiting_and_cancelling_jobs_are_shown_beside_the_running_one(written: WrittenCluster) -> None:
     first = running(written)
     second, third = written.submit("other.py").job, written.submit("other.py").job
     jobs.ask_to_cancel(written.store, third)
-    shown = {job["job"]: job["state"] for job in state_of(written)["jobs"]}  # type: ignore[attr-defined]
+    shown = {job["job"]: job["state"] for job in state_of(written)["jobs"]}
     assert shown == {first: "running", second: "queued", third: "cancelling"}
 
 
@@ -111,7 +112,7 @@ def test_once_all_is_over_the_newest_job_is_shown_with_its_end(written: WrittenC
     written.round(second, 1, ("node-0",))
     written.metrics(second, 1, "node-0", {"step": 99, "loss": 1.0}, {"step": 100, "loss": 0.125, "steps_per_s": 7.0})
     written.end(second, 1, Outcome(result="failed", exit_code=3, message="rank 0 on node-0 exited with code 3"))
-    (shown,) = state_of(written)["jobs"]  # type: ignore[misc]
+    (shown,) = state_of(written)["jobs"]
     assert (shown["job"], shown["state"], shown["exit_code"]) == (second, "failed", 3)
     assert (shown["step"], shown["loss"], shown["steps_per_s"]) == (100, 0.125, None)
     assert shown["ended_at"] > 0

@@ -100,6 +100,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(cluster: Cluste
     script = cluster.write("count.py", COUNTING)
     process = cluster.start("train", script, "--", "--steps", "150")
     job = cluster.wait(cluster.newest_job, "the job")
+    assert job is not None
     cluster.wait_for_step(job, 5)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=20)
