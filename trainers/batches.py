@@ -59,7 +59,7 @@ class Batches:
         if self._share == 0:
             # More ranks than samples: this one takes part in the exchange with a sample that counts for nothing.
             return (self._sampling.batch(step)[:1],)
-        return torch.split(mine, self._micro)
+        return torch.split(mine, self._micro) if self._micro < self._share else (mine,)
 
     def _weighed(self, batch: Any, count: int) -> MicroBatch:
         inputs, targets = batch

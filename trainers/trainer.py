@@ -103,6 +103,9 @@ class Trainer:
         self._rehearse()
         state = self._state()
         start = self.checkpointer.restore(state) or 0
+        if start > self._steps:
+            # Of a longer run: to save here would put its weights under another step.
+            return Fitted(start, math.nan)
         said = _Said(start, time.perf_counter())
         self.model.train()
         for step, micro_batches in self._batches.of_steps(start, self._steps):
@@ -151,16 +154,22 @@ class Trainer:
         return loss
 
     def _backward(self, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Tensor:
-        """Gradients of the mean over the global batch. DDP takes the mean over ranks, hence the world's size."""
-        total = torch.zeros((), device=self.device)
+        """Gradients of the mean over the global batch; returns this rank's part of that mean.
+
+        DDP takes the mean over the ranks, hence the world's size. Where that makes 1, as for even slices, nothing is
+        multiplied: in a small model each operation counts.
+        """
+        total: Tensor | None = None
         for index, (inputs, targets, weight) in enumerate(micro_batches):
-            last = index == len(micro_batches) - 1
-            with self._together(last):
+            with self._together(last=index == len(micro_batches) - 1):
                 with self._autocast():
                     output = self._ddp(inputs.to(self.device, non_blocking=True))
-                    part = self._loss(output, targets.to(self.device, non_blocking=True)) * weight
-                self._scaler.scale(part * self._world.size if self._world.size > 1 else part).backward()
-            total += part.detach()
+                    loss = self._loss(output, targets.to(self.device, non_blocking=True))
+                factor = weight * self._world.size
+                self._scaler.scale(loss if factor == 1 else loss * factor).backward()
+            part = loss.detach().to(torch.promote_types(loss.dtype, torch.float32)) * weight
+            total = part if total is None else total + part
+        assert total is not None, "a step has a micro-batch on every rank"
         return total
 
     def _together(self, last: bool) -> contextlib.AbstractContextManager[Any]:
