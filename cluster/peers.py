@@ -31,6 +31,7 @@ Life = tuple[str, str]
 
 _EVERY_S = 1.0
 _DIAL_S = 1.0
+_ASK_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 _LINE_LIMIT = 4096
 
 
@@ -74,11 +75,18 @@ class Peers:
         self._loop.call_soon_threadsafe(self._loop.create_task, self._speak_regularly())
 
     def stop(self) -> None:
+        """Close everything; whoever was connected learns of it at once."""
+
         async def close() -> None:
             if self._server:
                 self._server.close()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for peer in self._peers.values():
+                if peer.writer is not None:
+                    peer.writer.close()
+            for task in others:
                 task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
         with contextlib.suppress(TimeoutError, RuntimeError):
             self._run(close())
@@ -174,7 +182,8 @@ class Peers:
             return
         writer.write(b"ok\n")
         peer = self._peers.setdefault(life, _Peer(address, port))
-        await self._listen_to(life, peer, reader, writer)
+        with contextlib.suppress(asyncio.CancelledError):  # by ``stop``; asyncio's streams would complain of it
+            await self._listen_to(life, peer, reader, writer)
 
     async def _listen_to(
         self, life: Life, peer: _Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -182,12 +191,15 @@ class Peers:
         peer.writer = writer
         peer.heard_at = self._clock.monotonic()
         self._note(peer, "up")
-        with contextlib.suppress(OSError, ValueError):
+        try:
             while line := await reader.readline():
                 peer.heard_at = self._clock.monotonic()
                 if line.strip() == b'"poke"':
                     self._on_news()
-        writer.close()
+        except (OSError, ValueError):
+            pass
+        finally:
+            writer.close()
         if peer.writer is writer:
             peer.writer = None
             peer.sign = "unknown"
@@ -195,17 +207,24 @@ class Peers:
                 peer.task = self._loop.create_task(self._ask_why(life, peer))
 
     async def _ask_why(self, life: Life, peer: _Peer) -> None:
-        """The connection broke: if the port refuses another one, the process is gone."""
-        try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(peer.address, peer.port), _DIAL_S)
-            writer.close()
-        except ConnectionRefusedError:
-            self._note(peer, "gone")
-        except (TimeoutError, OSError):
-            pass
-        finally:
-            peer.task = None
-        if peer.sign != "gone" and life in self._attended:
+        """The connection broke: if the port refuses another one, the process is gone.
+
+        A process that is just dying may still take one, so it is asked more than once.
+        """
+        for pause_s in _ASK_AGAIN_S:
+            try:
+                _, writer = await asyncio.wait_for(asyncio.open_connection(peer.address, peer.port), _DIAL_S)
+                writer.close()
+            except ConnectionRefusedError:
+                self._note(peer, "gone")
+                break
+            except (TimeoutError, OSError):
+                break
+            await asyncio.sleep(pause_s)
+            if peer.writer is not None:
+                break  # it has come back by itself
+        peer.task = None
+        if peer.sign != "gone" and peer.writer is None and life in self._attended:
             peer.task = self._loop.create_task(self._dial(life, peer))
 
     def _note(self, peer: _Peer, sign: Sign) -> None:
