@@ -276,20 +276,27 @@ class Mingle:
             return False
         self._forget_ended()
         line = sorted(self.jobs, key=self._place)
+        behind: list[str] = []
         for place, job in enumerate(line):
-            moved = self._lead_job(job, me) or moved
-            current = self.jobs[job].value
-            if current is None or current.phase == "wait":
-                # First in, first out: who waits for nodes holds up those behind. But they can be cancelled: one look
-                # at one of them each time.
-                self._turn += 1
-                behind = line[place + 1 :]
-                if behind and self._is_cancelled(last := behind[self._turn % len(behind)]):
-                    moved = self._lead_job(last, me) or moved
+            if self._waits(job) and any(v.value and v.value.phase == "drain" for v in self.jobs.values()):
+                behind = line[place:]  # the nodes that are free may be what that job drains for
                 break
+            moved = self._lead_job(job, me) or moved
+            if self._waits(job):
+                behind = line[place + 1 :]  # first in, first out: who waits for nodes holds up those behind
+                break
+        if behind:
+            # They can be cancelled: one look at one of them each time.
+            self._turn += 1
+            job = behind[self._turn % len(behind)]
+            moved = (self._is_cancelled(job) and self._lead_job(job, me)) or moved
         self._forget_ended()
         self._since = {key: at for key, at in self._since.items() if key in self._asked}
         return moved
+
+    def _waits(self, job: str) -> bool:
+        current = self.jobs[job].value
+        return current is None or current.phase == "wait"
 
     def _place(self, job: str) -> tuple[bool, int]:
         """Jobs that hold nodes, then the line."""

@@ -50,9 +50,10 @@ STEP_S = 0.4
 WARM_S = 2.0
 """Until a new node's interpreter is up."""
 
-Spoil = Literal["ok", "cut", "mute", "late", "pause"]
+Spoil = Literal["ok", "cut", "mute", "late", "pause", "freeze", "die"]
 """What becomes of a request: nothing special; it never gets there; it gets there and the answer is lost; the answer is
-lost and a write lands at some later time; the node stops between the store's answer and its next line of code."""
+lost and a write lands at some later time; the task stops between the store's answer and its next line of code; the node
+freezes on the point of sending it; the node dies after sending it."""
 
 
 class Crashed(BaseException):
@@ -123,7 +124,9 @@ _own = threading.local()
 class Simulation:
     """The clock, the store's content, the nodes, and what direct contact would tell of them."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, contact: bool = True) -> None:
+        self.contact = contact
+        """Nodes can ask each other directly."""
         self.now = 0.0
         self.files: dict[str, tuple[bytes, int]] = {}
         self.nodes: dict[str, Node] = {}
@@ -172,6 +175,10 @@ class Simulation:
         self.say("user", f"submits {spec.job} for {least}:{most} nodes, {restarts} restarts{' plain' * plain}")
         return spec.job
 
+    def unfinished(self) -> list[str]:
+        newest = [(job, self.rules.newest(job)) for job in self.jobs]
+        return [job for job, now in newest if now is None or now.phase != "ended"]
+
     def cancel(self, job: str) -> None:
         self.say("user", f"cancels {job}")
         self.rules.cancelled.add(job)
@@ -210,17 +217,21 @@ class Simulation:
             self.now = max(self.now, following)
         return True
 
-    def heal(self) -> None:
-        """All faults end, and a cloud replaces what is gone."""
+    def heal(self, needed: int) -> None:
+        """All faults end, and a cloud replaces what is gone as far as it is needed."""
         self.say("sim", "all faults end")
         self.lies.clear()
         self.land_late()
-        for name, node in list(self.nodes.items()):
+        for node in self.nodes.values():
             node.frozen_at = None
             node.plan.clear()
             node.base = "ok"
-            if not node.alive:
-                self.start(name)
+            node.traps.clear()
+        alive = [node for node in self.nodes.values() if node.alive and node.notice is None]
+        away = [node.name for node in self.nodes.values() if node not in alive]
+        for name in away[: max(0, needed - len(alive))]:
+            self.nodes[name].crash()
+            self.start(name)
 
     def land_late(self) -> None:
         for land in self.late:
@@ -243,6 +254,9 @@ class Simulation:
             for other in node.tasks:
                 if other.error:
                     self._fail(other.error)
+            if node.dying and node.alive:
+                self.say(node.name, "dies")
+                node.crash()
 
     def _fail(self, error: BaseException) -> None:
         error.add_note("\n".join(self.log[-200:]))
@@ -270,42 +284,56 @@ class NodeStore:
         self._sim = node.sim
 
     def get(self, key: str) -> bytes | None:
-        return self._ask(lambda: self._sim.files.get(key, (None, 0))[0])
+        return self._ask(key, lambda: self._sim.files.get(key, (None, 0))[0])
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         return [self.get(key) for key in keys]
 
     def put(self, key: str, data: bytes) -> None:
-        self._ask(lambda: self._sim.write(key, data, self._node.life), write=True)
+        self._ask(key, lambda: self._sim.write(key, data, self._node.life), write=True)
 
     def create(self, key: str, data: bytes) -> bool:
-        return self._ask(lambda: self._sim.create(key, data, self._node.life), write=True)
+        return self._ask(key, lambda: self._sim.create(key, data, self._node.life), write=True)
 
     def list(self, prefix: str, after: str | None = None) -> list[Entry]:
         def look() -> list[Entry]:
             keys = sorted(k for k in self._sim.files if k.startswith(f"{prefix}/") and (after is None or k > after))
             return [Entry(k, len(self._sim.files[k][0]), str(self._sim.files[k][1]), 0.0) for k in keys]
 
-        return self._ask(look)
+        return self._ask(prefix, look)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._ask(lambda key=key: self._sim.files.pop(key, None), write=True)  # type: ignore[misc]
+            self._ask(key, lambda key=key: self._sim.files.pop(key, None), write=True)  # type: ignore[misc]
 
-    def _ask(self, answer: Callable[[], T], *, write: bool = False) -> T:
+    def _ask(self, key: str, answer: Callable[[], T], *, write: bool = False) -> T:
         _own.task.request()
         node = self._node
-        spoil = node.plan.pop(0) if node.plan else node.base
-        if spoil == "mute" or (spoil == "late" and not write):
+        spoil = self._spoil(key, write)
+        if spoil == "freeze":
+            node.freeze()
+            _own.task.pause()
+        if spoil in ("mute", "die") or (spoil == "late" and not write):
             answer()
         elif spoil == "late":
             self._sim.late.append(answer)
+        if spoil == "die":
+            node.dying = True
+            _own.task.pause()
         if spoil in ("cut", "mute", "late"):
             raise StoreUnavailable(f"the store does not answer ({spoil})")
         found = answer()
         if spoil == "pause":
             _own.task.pause()
         return found
+
+    def _spoil(self, key: str, write: bool) -> Spoil:
+        node = self._node
+        if write:
+            for part in [part for part in node.traps if part in key]:
+                self._sim.say(node.name, f"{node.traps[part]} at {key}")
+                return node.traps.pop(part)
+        return node.plan.pop(0) if node.plan else node.base
 
 
 class Contact:
@@ -318,6 +346,8 @@ class Contact:
         sim = self._node.sim
         if (self._node.name, node) in sim.lies:
             return sim.lies[self._node.name, node]
+        if not sim.contact:
+            return "unknown"
         other = sim.lives.get((node, incarnation))
         if other is None or not other.alive:
             return "gone"
@@ -428,6 +458,9 @@ class Node:
         self.frozen_at: float | None = None
         self.plan: list[Spoil] = []
         self.base: Spoil = "ok"
+        self.traps: dict[str, Spoil] = {}
+        """What becomes of the next write to a key that contains this."""
+        self.dying = False
         self.notice: Notice | None = None
         self.store = NodeStore(self)
         self.mingle = Mingle(self.store, sim, Contact(self), SPEC, self.record, POLICY)
@@ -454,6 +487,9 @@ class Node:
             task.end()
         if self.run and self.run.exit is None:
             self.run.world.finish("broken")
+
+    def freeze(self) -> None:
+        self.frozen_at = self.sim.now
 
     def warn(self, lead_s: float) -> None:
         if self.notice is None:
@@ -577,7 +613,7 @@ class Node:
 
     def _poke(self) -> None:
         for other in self.sim.nodes.values():
-            if other.alive and other is not self and (self.name, other.name) not in self.sim.lies:
+            if other.alive and other is not self and self.sim.contact and (self.name, other.name) not in self.sim.lies:
                 other.wake()
 
     def _send_heartbeat(self) -> None:
@@ -619,13 +655,26 @@ class Rules:
 
     def landed(self, key: str, data: bytes, writer: Life | None) -> None:
         parts = key.split("/")
-        if parts[0] == layout.RANK0:
+        if parts[0] == layout.RANK0 and self._is_next(key, len(self.holders), keep=16):
             holder = self.holders[int(parts[-1])] = self._entry(data, Rank0, key)
             assert (holder.node, holder.incarnation) == writer
         elif parts[0] == layout.JOBS and parts[2] == "rounds":
-            self._round(parts[1], int(parts[-1]), self._entry(data, Round, key), writer)
+            entries = self.rounds.setdefault(parts[1], [])
+            if self._is_next(key, len(entries), keep=256):
+                self._round(parts[1], self._entry(data, Round, key), writer)
         elif parts[0] == layout.JOBS and parts[2] == "checkpoints":
-            self._log(parts[1], int(parts[-1]), self._entry(data, CheckpointLog, key))
+            logs = self.logs.setdefault(parts[1], [])
+            if self._is_next(key, len(logs), keep=64):
+                self._log(parts[1], self._entry(data, CheckpointLog, key))
+
+    @staticmethod
+    def _is_next(key: str, newest: int, *, keep: int) -> bool:
+        """``False`` for a version that lands after it was pruned: nobody reads it."""
+        version = int(key.rsplit("/", 1)[-1])
+        if version <= newest - keep:
+            return False
+        assert version == newest + 1, f"{key} lands after version {newest}"
+        return True
 
     def newest(self, job: str) -> Round | None:
         return self.rounds[job][-1] if self.rounds.get(job) else None
@@ -633,15 +682,14 @@ class Rules:
     def _entry(self, data: bytes, kind: type[T], key: str) -> T:
         return decode(decode(data, LedgerEntry, key).value, kind, key)
 
-    def _round(self, job: str, version: int, new: Round, writer: Life | None) -> None:
+    def _round(self, job: str, new: Round, writer: Life | None) -> None:
+        entries = self.rounds[job]
         who = ",".join(f"{m.incarnation}" for m in new.members)
         self._sim.say(
             writer[0] if writer else "user",
-            f"writes {job} v{version}: round {new.number} {new.phase} epoch {new.epoch} [{who}] {new.reason}"
+            f"writes {job} v{len(entries) + 1}: round {new.number} {new.phase} epoch {new.epoch} [{who}] {new.reason}"
             + (f" => {new.outcome.result}: {new.outcome.message}" if new.outcome else ""),
         )
-        entries = self.rounds.setdefault(job, [])
-        assert version == len(entries) + 1, "a version was skipped"
         holder = self.holders[new.epoch]
         assert (holder.node, holder.incarnation) == writer, "who does not hold the lease decides"
         if entries:
@@ -673,9 +721,8 @@ class Rules:
         else:
             assert new.phase in ("run", "wait"), "a new world must begin"
 
-    def _log(self, job: str, version: int, new: CheckpointLog) -> None:
-        logs = self.logs.setdefault(job, [])
-        assert version == len(logs) + 1
+    def _log(self, job: str, new: CheckpointLog) -> None:
+        logs = self.logs[job]
         old = logs[-1] if logs else CheckpointLog()
         logs.append(new)
         assert new.fence >= old.fence, "the fence goes down"

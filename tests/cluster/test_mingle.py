@@ -33,9 +33,10 @@ class Cluster(RuleBasedStateMachine):
     size = 0
     broken = False
 
-    @initialize(nodes=st.integers(2, 4), plain=st.booleans(), when=moments)
-    def begin(self, nodes: int, plain: bool, when: Moment) -> None:
-        self.sim = Simulation(NODES[:nodes])
+    @initialize(nodes=st.integers(2, 4), plain=st.booleans(), contact=st.booleans(), long=st.booleans(), when=moments)
+    def begin(self, nodes: int, plain: bool, contact: bool, long: bool, when: Moment) -> None:
+        self.sim = Simulation(NODES[:nodes], contact=contact)
+        self.sim.holding = long
         self.size = nodes
         self.sim.submit(nodes - 1, nodes + 1, plain=plain)
         self.sim.submit(1, 2, restarts=1)
@@ -48,7 +49,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(
         least=st.integers(1, 4), more=st.integers(0, 2), restarts=st.integers(0, 2), plain=st.booleans(), when=moments
     )
-    @precondition(lambda self: len(self.sim.jobs) < 5)
+    @precondition(lambda self: len(self.sim.unfinished()) < 4)
     def submit(self, least: int, more: int, restarts: int, plain: bool, when: Moment) -> None:
         least = min(least, self.size)
         self._do(lambda sim: sim.submit(least, least + more, restarts=restarts, plain=plain), when)
@@ -60,7 +61,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(which=pick, when=moments)
     def freeze(self, which: int, when: Moment) -> None:
-        self._with_node(which, "freezes", lambda sim, node: setattr(node, "frozen_at", sim.now), when)
+        self._with_node(which, "freezes", lambda _, node: node.freeze(), when)
 
     @rule(when=moments)
     def thaw(self, when: Moment) -> None:
@@ -105,6 +106,15 @@ class Cluster(RuleBasedStateMachine):
     @rule(which=pick, plan=spoils, when=moments)
     def spoil_requests(self, which: int, plan: list[Spoil], when: Moment) -> None:
         self._with_node(which, f"will see {' '.join(plan)}", lambda _, node: node.plan.extend(plan), when)
+
+    @rule(
+        which=pick,
+        part=st.sampled_from(["/rounds/", "/rounds/", "rank0/", "checkpoints/", "exits/", "nodes/"]),
+        spoil=st.sampled_from(["freeze", "freeze", "die", "mute", "late", "cut"]),
+        when=moments,
+    )
+    def spoil_a_write(self, which: int, part: str, spoil: Spoil, when: Moment) -> None:
+        self._with_node(which, f"will {spoil} at {part}", lambda _, node: node.traps.update({part: spoil}), when)
 
     @rule(which=pick, spoil=st.sampled_from(["ok", "cut", "mute"]), when=moments)
     def part_from_the_store(self, which: int, spoil: Spoil, when: Moment) -> None:
@@ -168,19 +178,14 @@ class Cluster(RuleBasedStateMachine):
 def settle(sim: Simulation) -> None:
     """Faults end. Within a minute one node leads, and all jobs that can run do; then all jobs end."""
     sim.holding = True
-    sim.heal()
-    for node in list(sim.nodes.values()):
-        if node.notice:
-            node.crash()
-            sim.start(node.name)
+    sim.heal(max(spec.nodes_min for spec in sim.jobs.values()))
     for _ in range(2):  # the first time a job may still have room to grow
         if not sim.pass_time(60, lambda: not complaints(sim)):
             sim.fail(f"not settled in a minute: {complaints(sim)}")
         sim.pass_time(5)
     sim.holding = False
-    left = lambda: [job for job in sim.jobs if (now := sim.rules.newest(job)) is None or now.phase != "ended"]  # noqa: E731
-    if not sim.pass_time(20 + 40 * len(sim.jobs), lambda: not left()):
-        sim.fail(f"these jobs never end: {left()}")
+    if not sim.pass_time(20 + 40 * len(sim.jobs), lambda: not sim.unfinished()):
+        sim.fail(f"these jobs never end: {sim.unfinished()}")
 
 
 def complaints(sim: Simulation) -> list[str]:
@@ -192,10 +197,8 @@ def complaints(sim: Simulation) -> list[str]:
         found.append(f"leaders {leaders}, leading {[node.name for node in nodes if node.mingle.leads]}")
     free = {node.name for node in nodes}
     waiting = []
-    for job in sim.jobs:
+    for job in sim.unfinished():
         now = sim.rules.newest(job)
-        if now and now.phase == "ended":
-            continue
         if now is None or now.phase == "wait":
             waiting.append(job)
             continue
