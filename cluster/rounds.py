@@ -65,6 +65,9 @@ CANCELLED = "cancelled"
 """Reason of a drain that ends the job: workers that know nothing of draining need not go on until its deadline."""
 
 
+_WAITING = "; waiting for nodes:"
+
+
 def decide(job: JobSpec, current: Round | None, sight: Sight) -> Round | None:
     """The entry to commit after ``current``, or ``None`` to leave things as they are."""
     if current is None or current.phase == "wait":
@@ -122,7 +125,8 @@ def _decide_waiting(job: JobSpec, current: Round | None, sight: Sight) -> Round 
     if len(usable) < job.nodes_max and sight.elapsed("enough") < sight.policy.settle_s:
         return None
     waited = current is not None and current.number > 0
-    reason = f"{len(usable)} nodes after: {current.reason}" if current and waited else "job starts"
+    cause = current.reason.partition(_WAITING)[0] if current else ""
+    reason = f"enough nodes again after: {cause}" if waited else "job starts"
     return _form(job, current, sight, usable, reason)
 
 
@@ -209,7 +213,7 @@ def _form(job: JobSpec, current: Round | None, sight: Sight, usable: Sequence[No
     number = current.number + 1 if current else 1
     failures = current.failures if current else 0
     if len(chosen) < job.nodes_min:
-        need = f"{reason}; waiting for {job.nodes_min - len(chosen)} more node(s)"
+        need = f"{reason}{_WAITING} {job.nodes_min - len(chosen)} more"
         return Round(
             job=job.job, number=number, phase="wait", epoch=sight.epoch, reason=need, failures=failures, at=sight.now
         )
