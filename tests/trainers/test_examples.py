@@ -1,0 +1,78 @@
+"""The examples, as a reader would start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.noticed import until
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PYTHON = (sys.executable,)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def begin(
+    launcher: tuple[str, ...], script: str, *options: object, metrics: Path | None = None
+) -> subprocess.Popen[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **({"GPUCTL_METRICS_FILE": str(metrics)} if metrics else {})}
+    command = [*launcher, str(EXAMPLES / script), *map(str, options)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start(launcher: tuple[str, ...], script: str, *options: object, metrics: Path | None = None) -> str:
+    """What the script prints to stdout."""
+    with begin(launcher, script, *options, metrics=metrics) as process:
+        try:
+            printed, said = process.communicate(timeout=120)
+        finally:
+            process.terminate()  # torchrun ends its workers then
+    assert process.returncode == 0, said
+    return printed
+
+
+def steps_in(metrics: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+
+
+def test_digits_goes_on_under_torchrun_where_python_left_off(tmp_path: Path) -> None:
+    place = ("--checkpoints", tmp_path / "kept", "--checkpoint-every", 20)
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    begun = start(PYTHON, "digits.py", "--steps", 20, *place, metrics=first)
+    ended = start(TORCHRUN, "digits.py", "--steps", 80, *place, "--out", tmp_path / "weights.pt", metrics=second)
+    before, after = (float(accuracy) for accuracy in re.findall(r"^accuracy=(0\.\d{4})$", begun + ended, re.MULTILINE))
+    assert after > max(before, 0.8)
+    # The accuracy is a record of its own.
+    assert steps_in(first) == [1, 10, 20, 20]
+    assert steps_in(second) == [21, *range(30, 81, 10), 80]
+    assert (tmp_path / "weights.pt").stat().st_size > 10_000
+
+
+def test_charlm_is_asked_to_stop_and_goes_on_under_torchrun(tmp_path: Path) -> None:
+    place = ("--checkpoints", tmp_path / "kept", "--checkpoint-every", 1000, "--batch", 8, "--steps", 60)
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    with begin(PYTHON, "charlm.py", *place, metrics=first) as process:
+        try:
+            until(lambda: first.exists() and len(steps_in(first)) >= 3)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    stopped = steps_in(first)[-1]
+    assert stopped < 60
+    assert "\ndef " in start(TORCHRUN, "charlm.py", *place, metrics=second)
+    assert steps_in(second) == list(range(stopped + 1, 61))
+
+
+@pytest.mark.parametrize("launcher", [PYTHON, TORCHRUN], ids=["python", "torchrun"])
+def test_plain_ddp_learns(launcher: tuple[str, ...]) -> None:
+    losses = re.findall(r"^step \d+ loss (\d\.\d+)$", start(launcher, "plain_ddp.py"), re.MULTILINE)
+    assert len(losses) == 5, "one rank prints"
+    assert float(losses[-1]) < 0.5 * float(losses[0])
