@@ -15,6 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpuctl import Checkpointer
@@ -139,6 +141,32 @@ def refused(url: str, width: int, deeper: bool) -> tuple[str, bool]:
     except Exception as error:  # noqa: BLE001
         return f"{type(error).__name__}: {error}", same(before, facts(state)["model"])
     return "", False
+
+
+def save_sharded(url: str) -> dict[str, Tensor]:
+    """Train and save a model whose parameters and optimizer states are sharded, and gather the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    state = {"model": model, "optimizer": optimizer}
+    checkpointer = Checkpointer(url)
+    step = checkpointer.restore(state) or 0
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(4, 5)).square().mean().backward()
+        optimizer.step()
+    checkpointer.save(step + 2, state)
+    return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
+def restore_whole(url: str) -> tuple[int | None, dict[str, Tensor], set[int]]:
+    """The same model without shards, and how many steps its optimizer has made."""
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    step = Checkpointer(url).restore({"model": model, "optimizer": optimizer})
+    return step, dict(model.state_dict()), {int(kept["step"]) for kept in optimizer.state.values()}
 
 
 def save_and_stop(url: str, rank: int, nth: int, number: int, mark: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -60,6 +60,14 @@ def test_what_four_ranks_saved_three_restore_and_then_one(bucket_url: str) -> No
     assert len({drawn for _, _, drawn in four}) == 4, "a rank that was not there keeps its own generators"
 
 
+def test_shards_of_three_ranks_are_restored_by_two_and_by_one_that_has_the_whole(file_url: str) -> None:
+    for world, steps in ((3, 2), (2, 4)):
+        saved = run(world, bodies.save_sharded, file_url)
+        ((step, found, counted),) = run(1, bodies.restore_whole, file_url)
+        assert (step, counted) == (steps, {steps})
+        assert same(found, saved[0])
+
+
 def test_the_work_is_shared_and_buffers_are_those_of_rank_0(file_url: str) -> None:
     (expected, _), (other, _), _ = run(3, bodies.save_some, file_url, [1])
     assert not same(expected["model"]["running"], other["model"]["running"])
