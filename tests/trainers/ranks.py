@@ -56,7 +56,7 @@ class Ranks:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
             }
             ours, theirs = _FORKING.Pipe(duplex=False)
-            process = _FORKING.Process(target=_rank, args=(told, body, arguments, theirs), daemon=True)
+            process = _FORKING.Process(target=_rank, args=(told, body, arguments, theirs))
             process.start()
             theirs.close()
             self._ranks.append((process, ours))
