@@ -10,6 +10,7 @@ A ``Node`` does what ``bootstrap.agent`` does with processes; ``Rules`` checks a
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -140,6 +141,8 @@ class Simulation:
         """Jobs do not come to their end."""
         self.rules = Rules(self)
         self.log: list[str] = []
+        self.asked: Counter[tuple[str, str]] = Counter()
+        """Requests so far, by node and key."""
         self._writes = 0
         for name in names:
             self.start(name)
@@ -309,6 +312,7 @@ class NodeStore:
     def _ask(self, key: str, answer: Callable[[], T], *, write: bool = False) -> T:
         _own.task.request()
         node = self._node
+        self._sim.asked[node.name, key] += 1
         spoil = self._spoil(key, write)
         if spoil == "freeze":
             node.freeze()
@@ -333,6 +337,8 @@ class NodeStore:
             for part in [part for part in node.traps if part in key]:
                 self._sim.say(node.name, f"{node.traps[part]} at {key}")
                 return node.traps.pop(part)
+        elif node.blind_for and node.blind_for in key:
+            return "cut"
         return node.plan.pop(0) if node.plan else node.base
 
 
@@ -460,6 +466,8 @@ class Node:
         self.base: Spoil = "ok"
         self.traps: dict[str, Spoil] = {}
         """What becomes of the next write to a key that contains this."""
+        self.blind_for = ""
+        """Reads of a key that contains this get no answer."""
         self.dying = False
         self.notice: Notice | None = None
         self.store = NodeStore(self)
@@ -698,7 +706,9 @@ class Rules:
         assert new.failures <= len(self.faults.get(job, ())), "the script is blamed for what the world did"
         if new.outcome:
             assert new.outcome.result != "cancelled" or job in self.cancelled
-            assert new.outcome.result != "failed" or new.failures, "failed without a failure"
+            assert new.outcome.result != "failed" or new.failures or new.outcome.exit_code == 2, (
+                "failed without a failure"
+            )
         if new.phase in ("run", "drain"):
             taken = {(m.node, m.incarnation) for m in new.members}
             assert len(taken) == len(new.members)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
+import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec.structs import replace
 
+from gpuctl.cluster import layout
+from gpuctl.cluster.ledger import LedgerEntry
 from gpuctl.cluster.mingle import Sign
+from gpuctl.cluster.records import Outcome, encode
 from tests.cluster.simulation import Node, Simulation, Spoil
 
 NODES = ("a", "b", "c", "d", "e")
@@ -214,10 +221,246 @@ def complaints(sim: Simulation) -> list[str]:
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+# -- single situations ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster() -> Iterator[Callable[..., Simulation]]:
+    """``cluster("abc")`` starts nodes; ``a`` leads."""
+    started: list[Simulation] = []
+
+    def start(names: str, *, contact: bool = True, seconds: float = 4.0) -> Simulation:
+        sim = Simulation(names, contact=contact)
+        started.append(sim)
+        sim.pass_time(seconds)
+        return sim
+
+    yield start
+    for sim in started:
+        sim.close()
+
+
+Start = Callable[..., Simulation]
+
+
+def members(sim: Simulation, job: str) -> str:
+    now = sim.rules.newest(job)
+    if now is None or now.phase not in ("run", "drain"):
+        return now.phase if now else ""
+    return "".join(member.node for member in now.members)
+
+
+def result(sim: Simulation, job: str) -> str | None:
+    now = sim.rules.newest(job)
+    return now.outcome.result if now and now.outcome else None
+
+
+def test_a_start_that_a_deposed_rank_0_had_on_its_way_does_not_give_a_node_to_two_jobs(cluster: Start) -> None:
+    sim = cluster("ab")
+    sim.holding = True
+    sim.submit(2, 2)
+    sim.submit(1, 1)
+    sim.pass_time(2)
+    assert (members(sim, "job-1"), members(sim, "job-2")) == ("ab", "wait")
+    sim.nodes["a"].traps["job-2/rounds/"] = "freeze"
+    sim.start("c")
+    assert sim.pass_time(20, lambda: members(sim, "job-1") == "bc")
+    sim.nodes["a"].frozen_at = None
+    sim.pass_time(5)
+    assert (members(sim, "job-1"), members(sim, "job-2")) == ("bc", "a")
+
+
+def test_a_start_that_lands_late_does_not_give_a_node_to_two_jobs(cluster: Start) -> None:
+    sim = cluster("abc")
+    sim.holding = True
+    sim.submit(2, 2)
+    sim.pass_time(1)
+    sim.nodes["a"].traps["job-2/rounds/000000000002"] = "late"
+    sim.submit(1, 1)
+    assert sim.pass_time(5, lambda: bool(sim.late))
+    sim.nodes["b"].crash()
+    assert sim.pass_time(5, lambda: members(sim, "job-1") == "ac")
+    sim.land_late()
+    sim.pass_time(5)
+    assert members(sim, "job-2") == "wait"
+
+
+def test_two_nodes_that_take_each_other_for_gone_do_not_depose_each_other_for_ever(cluster: Start) -> None:
+    sim = cluster("abc")
+    sim.lies = {("a", "b"): "gone", ("b", "a"): "gone"}
+    sim.submit(3, 3)
+    assert sim.pass_time(60, lambda: result(sim, "job-1") == "succeeded")
+    assert len(sim.rules.holders) < 8
+
+
+def test_a_rank_0_that_leaves_is_followed_at_once_even_without_direct_contact(cluster: Start) -> None:
+    sim = cluster("ab", contact=False)
+    sim.nodes["a"].warn(30)
+    assert sim.pass_time(5, lambda: not sim.nodes["a"].alive)
+    assert sim.pass_time(1.1, lambda: sim.nodes["b"].mingle.leads)
+
+
+def test_a_rank_0_that_is_cut_off_is_followed_after_its_lease(cluster: Start) -> None:
+    sim = cluster("ab", contact=False)
+    sim.nodes["a"].base = "cut"
+    assert not sim.pass_time(2.5, lambda: sim.nodes["b"].mingle.leads)
+    assert sim.pass_time(3, lambda: sim.nodes["b"].mingle.leads)
+    sim.nodes["a"].base = "ok"
+    sim.pass_time(2)
+    assert not sim.nodes["a"].mingle.leads
+
+
+def test_a_job_that_rank_0_told_a_node_of_is_not_forgotten_when_that_node_could_not_look_it_up(cluster: Start) -> None:
+    sim = cluster("ab", contact=False)
+    sim.holding = True
+    sim.nodes["b"].blind_for = "job-1/rounds"
+    sim.submit(1, 1)
+    sim.pass_time(2.5)
+    sim.nodes["a"].crash()
+    sim.nodes["b"].blind_for = ""
+    assert sim.pass_time(15, lambda: members(sim, "job-1") == "b")
+
+
+def test_first_in_first_out_even_if_a_later_job_would_fit(cluster: Start) -> None:
+    sim = cluster("abc")
+    sim.holding = True
+    for size in (2, 2, 1):
+        sim.submit(size, size)
+    sim.pass_time(3)
+    assert [members(sim, job) for job in sim.jobs] == ["ab", "wait", "wait"]
+    sim.holding = False
+    assert sim.pass_time(15, lambda: members(sim, "job-2") == "ab")
+    assert members(sim, "job-3") == "c"
+
+
+def test_a_job_behind_one_that_waits_can_be_cancelled(cluster: Start) -> None:
+    sim = cluster("ab")
+    for size in (3, 1, 1):
+        sim.submit(size, size)
+    sim.pass_time(2)
+    sim.cancel("job-3")
+    sim.pass_time(3)
+    assert [result(sim, job) for job in sim.jobs] == [None, None, "cancelled"]
+
+
+def test_nodes_that_a_job_drains_for_are_not_given_to_the_next_one(cluster: Start) -> None:
+    sim = cluster("a")
+    sim.holding = True
+    sim.submit(1, 2)
+    assert sim.pass_time(5, lambda: members(sim, "job-1") == "a")
+    sim.start("b")
+    assert sim.pass_time(6, lambda: len(sim.rules.rounds["job-1"]) == 3)  # it drains
+    sim.submit(1, 1)
+    sim.pass_time(5)
+    assert (members(sim, "job-1"), members(sim, "job-2")) == ("ab", "wait")
+    assert len(sim.rules.rounds["job-1"]) == 4
+
+
+def test_a_member_in_a_crash_loop_does_not_hold_up_the_others(cluster: Start) -> None:
+    sim = cluster("abc", contact=False)
+    sim.holding = True
+    sim.submit(2, 3)
+    sim.pass_time(2)
+    assert members(sim, "job-1") == "abc"
+    for _ in range(6):
+        sim.nodes["b"].crash()
+        sim.start("b")
+        sim.pass_time(0.8)
+    assert members(sim, "job-1") == "ac"
+
+
+def test_a_job_whose_spec_cannot_be_read_ends_and_the_line_goes_on(cluster: Start) -> None:
+    sim = cluster("a")
+    sim.submit(1, 1)
+    sim.files[layout.job_spec("job-1")] = (b"{}", 0)
+    sim.submit(1, 1)
+    assert sim.pass_time(20, lambda: not sim.unfinished())
+    first = sim.rules.newest("job-1")
+    assert first is not None
+    assert first.outcome is not None
+    assert (first.outcome.result, first.outcome.exit_code, result(sim, "job-2")) == ("failed", 2, "succeeded")
+    sim.nodes["a"].crash()
+    sim.start("a")
+    sim.pass_time(5)
+    assert sim.rules.newest("job-1") == first
+
+
+def test_a_running_job_whose_spec_cannot_be_read_by_the_next_rank_0_ends_in_its_round(cluster: Start) -> None:
+    sim = cluster("ab")
+    sim.holding = True
+    sim.submit(1, 1)
+    sim.pass_time(1)
+    sim.files[layout.job_spec("job-1")] = (b"not json", 0)
+    sim.nodes["a"].crash()
+    assert sim.pass_time(10, lambda: not sim.unfinished())
+    assert [entry.number for entry in sim.rules.rounds["job-1"]] == [0, 1, 1]
+
+
+def test_a_job_that_ended_is_not_looked_up_for_ever(cluster: Start) -> None:
+    sim = cluster("ab")
+    sim.submit(1, 1)
+    sim.submit(2, 2)
+    assert sim.pass_time(30, lambda: not sim.unfinished())
+    sim.start("c")
+    sim.pass_time(5)
+    before = {key: count for key, count in sim.asked.items() if "job-" in key[1]}
+    sim.pass_time(20)
+    assert {key: count for key, count in sim.asked.items() if "job-" in key[1]} == before
+
+
+def test_an_end_that_rank_0_has_not_seen_is_looked_up_once(cluster: Start) -> None:
+    sim = cluster("a")
+    sim.holding = True
+    sim.submit(1, 1)
+    sim.pass_time(1)
+    now = sim.rules.newest("job-1")
+    assert now is not None
+    gone = replace(now, phase="ended", outcome=Outcome(result="cancelled", exit_code=130))
+    data = encode(LedgerEntry("user", msgspec.Raw(encode(gone))))
+    sim.files[f"{layout.rounds('job-1')}/{3:012d}"] = (data, 0)
+    sim.start("b")
+    sim.pass_time(5)
+    assert sim.asked["b", layout.rounds("job-1")] == 1
+
+
+def test_rank_0_asks_in_proportion_to_the_nodes_and_the_others_for_two_keys_and_a_beat(cluster: Start) -> None:
+    def per_second(names: str) -> Counter[str]:
+        sim = cluster(names)
+        before = Counter({name: sum(n for (who, _), n in sim.asked.items() if who == name) for name in names})
+        sim.pass_time(10)
+        after = Counter({name: sum(n for (who, _), n in sim.asked.items() if who == name) for name in names})
+        return Counter({name: (after[name] - before[name]) // 10 for name in names})
+
+    four, eight = per_second("abcd"), per_second("abcdefgh")
+    assert eight["a"] - four["a"] == 4
+    assert {four[name] for name in "bcd"} == {eight[name] for name in "bcdefgh"} == {3}
+
+
+def test_a_node_that_slept_past_many_changes_of_rank_0_learns_of_the_last(cluster: Start) -> None:
+    sim = cluster("ab", contact=False)
+    sim.nodes["b"].freeze()
+    for _ in range(20):
+        sim.nodes["a"].crash()
+        sim.start("a")
+        sim.pass_time(1.5)
+    sim.nodes["b"].frozen_at = None
+    sim.pass_time(15)
+    assert len({node.mingle.lease.epoch for node in sim.nodes.values()}) == 1
+
+
+def test_a_heartbeat_of_another_version_counts_as_none(cluster: Start) -> None:
+    sim = cluster("ab", contact=False)
+    sim.nodes["a"].freeze()
+    sim.files[layout.node("a")] = (b'{"node": 5}', -1)
+    assert sim.pass_time(3, lambda: sim.nodes["b"].mingle.leads)
+    sim.pass_time(2)
+    assert list(sim.nodes["b"].mingle.view) == ["b"]

@@ -289,3 +289,86 @@ def test_a_cancelled_job_ends_at_once_if_nothing_runs_and_after_a_drain_if_somet
 def test_what_has_ended_stays_ended() -> None:
     over = running("n0", "n1", phase="ended")
     assert decided(over, node("n0"), node("n1"), node("n2"), cancelled=True, waited_s=999) is None
+
+
+# -- what was wrong once ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_round_of_a_job_that_waited_in_line_is_number_one() -> None:
+    in_line = Round(job=JOB.job, number=0, phase="wait", epoch=1, reason="in line")
+    first = decided(in_line, node("n0"), node("n1"), node("n2"))
+    assert first is not None and (first.number, first.reason) == (1, "job starts")
+
+
+def test_after_a_loss_a_cold_node_does_not_hold_up_the_survivors_unless_there_would_be_too_few() -> None:
+    alive = (node("n0"), node("n2"), node("n3", ready=False))
+    assert members(decided(running("n0", "n1", "n2"), *alive)) == ["n0", "n2"]
+    assert members(decided(running("n0", "n1", "n2"), *alive, job=FIXED)) == ["n0", "n2", "n3"]
+
+
+def test_a_survivor_that_prepares_another_job_meanwhile_counts_as_warm() -> None:
+    assert members(decided(running("n0", "n1", "n2"), node("n0"), node("n2", ready=False))) == ["n0", "n2"]
+
+
+def test_a_port_of_an_earlier_life_of_the_master_counts_for_nothing() -> None:
+    first = decided(None, node("n0"), node("n1"), node("n2"), used={("n0-0", 1), ("n0-0", 2)})
+    assert first is not None and first.master_port == 1
+
+
+def test_a_member_that_completed_may_go_away_while_another_still_runs() -> None:
+    done = (ended("n0", "completed"),)
+    assert decided(running("n0", "n1"), node("n1"), exits=done, waited_s=999) is None
+
+
+def test_a_notice_comes_too_late_for_a_round_whose_members_complete() -> None:
+    noticed = node("n1", notice=Notice(lead_s=30, at=0))
+    assert decided(running("n0", "n1"), node("n0"), noticed, exits=(ended("n0", "completed"),)) is None
+
+
+def test_a_member_that_stopped_without_being_asked_costs_a_round_and_nothing_else() -> None:
+    stopped, two = (ended("n0", "stopped"),), (node("n0"), node("n1"))
+    assert decided(running("n0", "n1"), *two, exits=stopped) is None  # the others may tell of a failure
+    again = decided(running("n0", "n1"), *two, exits=stopped, waited_s=POLICY.blame_s)
+    assert again is not None and (again.number, again.failures, again.reason) == (2, 0, "n0 stopped")
+    both = (ended("n0", "drained"), ended("n1", "drained"))
+    assert members(decided(running("n0", "n1"), *two, exits=both)) == ["n0", "n1"]
+
+
+def test_a_failure_while_draining_is_not_counted() -> None:
+    exits = (ended("n0", "failed", failed(0)), ended("n1", "drained"))
+    again = decided(running("n0", "n1", phase="drain"), node("n0"), node("n1"), exits=exits)
+    assert again is not None and (again.phase, again.failures) == ("run", 0)
+
+
+def test_a_member_that_drained_and_left_is_not_lost() -> None:
+    draining = running("n0", "n1", phase="drain", reason="n1 given notice")
+    assert decided(draining, node("n0"), node("n2"), exits=(ended("n1", "drained"),)) is None
+
+
+def test_a_notice_without_time_to_spare_drains_at_once() -> None:
+    decision = decided(running("n0", "n1"), node("n0"), node("n1", notice=Notice(lead_s=1, at=0)))
+    assert decision is not None and (decision.phase, decision.drain_s) == ("drain", 0)
+
+
+def test_a_launcher_that_failed_without_naming_a_rank_is_blamed_by_its_node() -> None:
+    over = decided(running("n0", "n1"), node("n0"), node("n1"), exits=(ended("n1", "failed"),), waited_s=99)
+    assert over is not None and over.outcome is not None
+    assert over.outcome.message == "rank -1 on n1 exited with code 1: the launcher failed"
+
+
+def test_a_cancelled_job_that_loses_a_member_or_fails_is_not_formed_anew() -> None:
+    lost = decided(running("n0", "n1"), node("n0"), node("n2"), cancelled=True)
+    assert lost is not None and lost.outcome is not None and lost.outcome.result == "cancelled"
+    exits = (ended("n0", "failed", failed(0)), ended("n1", "failed", failed(1)))
+    two, often = (node("n0"), node("n1")), replace(JOB, max_restarts=9)
+    broken = decided(running("n0", "n1"), *two, job=often, cancelled=True, exits=exits)
+    assert broken is not None and broken.outcome is not None and broken.outcome.result == "cancelled"
+    drained = running("n0", "n1", phase="drain", reason="n2 joined")
+    over = decided(drained, *two, cancelled=True, exits=(ended("n0", "drained"), ended("n1", "drained")))
+    assert over is not None and over.outcome is not None and over.outcome.result == "cancelled"
+
+
+def test_a_job_that_completed_although_it_was_cancelled_has_succeeded() -> None:
+    done = (ended("n0", "completed"), ended("n1", "completed"))
+    over = decided(running("n0", "n1"), node("n0"), node("n1"), cancelled=True, exits=done)
+    assert over is not None and over.outcome is not None and over.outcome.result == "succeeded"
