@@ -24,8 +24,10 @@ import msgspec
 
 from gpuctl import __version__
 from gpuctl.bootstrap.devices import found_devices
+from gpuctl.bootstrap.folder import Folder
 from gpuctl.bootstrap.identity import Identity
 from gpuctl.bootstrap.interpreter import Interpreter
+from gpuctl.bootstrap.mirror import Mirror
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.bootstrap.run import Run
 from gpuctl.bootstrap.shipping import Shipper
@@ -67,6 +69,8 @@ class Agent:
         self._active: _Active | None = None
         self._unsent: list[NodeExit] = []
         self._workspaces: dict[str, JobWorkspace] = {}
+        self._file_store: Bucket = open_bucket(identity.bucket)  # with the patience that large files need
+        self._file_folders: dict[str, Folder] = {}
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="preparer")
         self._prepared: set[str] = set()
         self._preparing = 0
@@ -177,7 +181,9 @@ class Agent:
             tensorboard_dir=round_dir / "tensorboard",
         )
         _say(f"{round_.job} round {round_.number}: rank {rank} of {len(round_.members)} ({round_.reason})")
-        run = Run(round_, rank, workspace, context, self._clock, self._wake.set)
+        folder = self._file_folders.setdefault(round_.job, Folder(context.checkpoint_dir))
+        mirror = Mirror(self._file_store, folder, round_, rank, self._clock, _say)
+        run = Run(round_, rank, workspace, context, mirror, self._clock, self._wake.set)
         self._active = _Active(run, Shipper(self._store, run, self._clock))
         run.start(self._interpreter, self._ports, self._base_env)
 

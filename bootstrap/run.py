@@ -16,9 +16,11 @@ import msgspec
 import psutil
 
 from gpuctl.bootstrap.interpreter import Ending, Interpreter, Launched
+from gpuctl.bootstrap.mirror import Mirror
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.bootstrap.workspace import JobWorkspace
 from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.errors import Fenced
 from gpuctl.cluster.records import NodeExit, Progress, RankExit, Round
 from gpuctl.cluster.rounds import CANCELLED
 from gpuctl.cluster.worker import AWARE, DRAINED, PROGRESS, WorkerContext
@@ -31,7 +33,8 @@ _FULL_BYTES = 64 * 1024
 
 
 class Run:
-    """Built when a round names this node; ``exit`` is set once its workers are gone, and ``on_end`` is called.
+    """Built when a round names this node; ``exit`` is set once its workers are gone and the files they left under
+    ``$GPUCTL_CHECKPOINT_DIR`` are in the bucket, and ``on_end`` is called.
 
     The agent's loop drives it (``start``, ``ask_to_stop``, ``kill``); the end comes from another thread.
     """
@@ -42,6 +45,7 @@ class Run:
         rank: int,
         workspace: JobWorkspace,
         context: WorkerContext,
+        mirror: Mirror,
         clock: Clock,
         on_end: Callable[[], None],
     ) -> None:
@@ -50,6 +54,7 @@ class Run:
         self.context = context
         self.exit: NodeExit | None = None
         self._workspace = workspace
+        self._mirror = mirror
         self._clock = clock
         self._on_end = on_end
         self._launched: Launched | None = None
@@ -96,6 +101,7 @@ class Run:
             self._killed = True
             if self._launched:
                 self._launched.kill()
+        self._mirror.hurry()
 
     def is_drainable(self) -> bool:
         """All workers are up and catch SIGTERM, so a stop costs no step."""
@@ -118,12 +124,16 @@ class Run:
                 self._end("stopped", [], "the port offered for this round is gone")
                 return
             job = self._workspace.prepare()
+            self._mirror.restore(job.env)
+            self._mirror.watch(self._workers)
             spec = self._launch_spec(base_env, job.env)
-            launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._workers_gone)
+            launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._gone_for_good)
             with self._lock:
                 self._launched = launched
                 if self._killed:
                     launched.kill()
+        except Fenced as error:
+            self._end("stopped", [], str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job must hear of it
             self._end("failed", [], f"could not start: {error}")
         finally:
@@ -150,6 +160,10 @@ class Run:
             log_dir=str(self.log_dir),
         )
 
+    def _gone_for_good(self, ending: Ending) -> None:
+        """Elsewhere, since the last files may take their time: whoever calls this has the next launch to serve."""
+        threading.Thread(target=self._workers_gone, args=(ending,), name="run-end", daemon=True).start()
+
     def _workers_gone(self, ending: Ending) -> None:
         """Tell apart: completed, drained on request, ended by us, failed."""
         seen = {path.name.split(".")[0] for path in self.context.round_dir.glob("*.*")}
@@ -168,6 +182,9 @@ class Run:
             self._end("drained" if self._asked and not aware else "completed", [])
 
     def _end(self, status: NodeExitStatus, failures: list[WorkerFailure], message: str = "") -> None:
+        lost = self._mirror.finish(whole=status in ("completed", "drained"))
+        if lost and status == "completed":  # then what it was all for is not safe
+            status, message = "failed", f"the last files in $GPUCTL_CHECKPOINT_DIR could not be kept: {lost}"
         member = self.round.members[self.rank]
         progress = self.progress()
         ranks = tuple(self._rank_exit(failure) for failure in failures)

@@ -16,6 +16,8 @@
     jobs/<job>/tensorboard/<round>-<node>/…    event files
     jobs/<job>/checkpoints/ledger/<version>    ledger of CheckpointLog
     jobs/<job>/checkpoints/<step>-r<round>/…   their files
+    jobs/<job>/files/ledger/<version>          ledger of FileLog: what scripts wrote under $GPUCTL_CHECKPOINT_DIR
+    jobs/<job>/files/blobs/<sha256>-r<round>…  the content of those files
 """
 
 from __future__ import annotations
@@ -74,3 +76,7 @@ def tensorboard(job: str) -> str:
 
 def checkpoints(job: str) -> str:
     return f"{JOBS}/{job}/checkpoints"
+
+
+def files(job: str) -> str:
+    return f"{JOBS}/{job}/files"

@@ -1,0 +1,292 @@
+"""Checkpoints without code: what workers write under ``$GPUCTL_CHECKPOINT_DIR`` goes to the bucket in whole sets and is
+back on whichever node runs next before the script starts.
+
+When a set is taken (``docs/decisions/0010-files-without-code.md`` has the reasons):
+
+- While the workers run, once every file is at rest: closed, and unchanged for ``quiet_s``. A file that keeps changing
+  holds the others back for 3 seconds at most if it is closed, since then it is whole by itself, and for 10 minutes if
+  it is not.
+  Logs (``*tfevents*``, ``*.log``, ``*.csv``, ``*.jsonl``, ``*.wandb``) hold nothing back. Names that say so
+  (``*.tmp``, ``*.partial`` …) hold back and are never part of a set.
+- When the workers have ended by themselves with exit code 0: at once, all of it.
+- When they were killed, or failed: only what was at rest before. What is cut off never replaces what is whole.
+
+A file that was left out of a set, because it was being written, is there as the set before had it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+from gpuctl.bootstrap.folder import Folder, Sign, is_running, open_for_writing
+from gpuctl.cluster.bucket import Bucket
+from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.errors import BadInput, CorruptRecord, Fenced, GpuctlError, StoreUnavailable
+from gpuctl.cluster.filesets import BrokenOff, Changed, Changes, Files, FileSets
+from gpuctl.cluster.records import Round, StoredFile
+
+QUIET = "GPUCTL_CHECKPOINT_QUIET_S"
+"""In a job's environment: seconds without a change after which its files are taken to be whole."""
+_QUIET_S = 1.0
+_CLOSED_S = 3.0
+_RESTLESS_S = 600.0
+_CLEAN_TURN_S = 1.0
+_BUSY_TURN_S = 0.25
+_PATIENCE_S = 60.0
+"""For a bucket that does not answer, when the last set is all that a run still waits for."""
+_HURRY_S = 5.0
+"""For a set that is on its way when the next round waits for this one to end."""
+_HELD_OPEN = 256
+
+_UNFINISHED = re.compile(r"(^|/)(tmp-|\.tmp)|\.(tmp|temp|partial|part|incomplete)($|[./])")
+_LOG = re.compile(r"tfevents|\.(log|csv|jsonl|wandb)$")
+
+
+class Mirror:
+    """One run's. ``restore``, then ``watch``, then ``finish``; ``hurry`` may be called from any thread."""
+
+    def __init__(
+        self, store: Bucket, folder: Folder, round_: Round, rank: int, clock: Clock, say: Callable[[str], None]
+    ) -> None:
+        self._sets = FileSets(store, round_.job, round_.number, rank, clock)
+        self._folder = folder
+        self._nproc = round_.members[rank].nproc
+        self._clock = clock
+        self._prefix = f"{round_.job} round {round_.number}"
+        self._tell = say
+        self._quiet_s = _QUIET_S
+        self._workers: Callable[[], list[int]] = list
+        self._base: Files | None = None
+        self._changes: Changes = {}
+        """What the ledger has from this node, unless ``_unsure``: then it may have something newer."""
+        self._unsure = False
+        self._seen: dict[str, Sign] = {}
+        self._since: dict[str, float] = {}
+        self._restless_since: dict[str, float] = {}
+        self._removed_at = 0.0
+        self._settled: tuple[dict[str, Sign], list[str]] | None = None
+        self._committed: dict[str, Sign] = {}
+        self._deadline: float | None = None
+        self._superseded = False
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def restore(self, env: Mapping[str, str]) -> None:
+        """Make the folder equal to the newest set.
+
+        Waits for a bucket that does not answer. Raises ``Fenced`` if this round is over, ``CorruptRecord`` if there are
+        sets and none is whole, ``BadInput`` for a setting in the job's environment ``env``.
+        """
+        self._quiet_s = _quiet_s(env)
+        self._folder.path.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                self._base = self._sets.begin()
+                fetched = self._folder.make_equal(self._base, self._fetch)
+                break
+            except BrokenOff:
+                raise Fenced("this round was ended while it began") from None
+            except StoreUnavailable as error:
+                self._say(f"waiting for the checkpoint folder: {error}")
+                if self._done.wait(1.0):
+                    raise Fenced("this round was ended while it began") from None
+        if self._base:
+            self._say(f"the checkpoint folder has {len(self._base)} files, {fetched} of them fetched")
+        self._committed = self._seen = self._folder.scan()
+
+    def watch(self, workers: Callable[[], list[int]]) -> None:
+        """Take sets from now on. ``workers`` tells the pids of this node's workers."""
+        self._workers = workers
+        self._thread = threading.Thread(target=self._watch, name="mirror", daemon=True)
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """The next round waits: break off what takes more than a few seconds."""
+        if self._deadline is None:
+            self._deadline = self._clock.monotonic() + (_HURRY_S if self._thread else 0.0)
+            if self._thread is None:
+                self._done.set()
+
+    def finish(self, *, whole: bool) -> str:
+        """Take the last set, now that no worker is left; ``whole`` if they all ended well. Returns what went wrong, or
+        nothing: a newer round that forbids it is nothing wrong."""
+        self._done.set()
+        if self._base is None or self._thread is None:
+            return ""
+        if whole and self._folder.scan() != (self._settled or ({}, []))[0]:
+            self._superseded = True
+        self._thread.join()
+        self._superseded = False
+        give_up_at = self._clock.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self._take_last(whole)
+                return ""
+            except (Fenced, BrokenOff):
+                return ""
+            except StoreUnavailable as error:
+                if self._clock.monotonic() > min(give_up_at, self._deadline or give_up_at) or not whole:
+                    return str(error)
+            except (GpuctlError, OSError) as error:
+                return str(error)
+            threading.Event().wait(0.5)
+
+    # -- when ---------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        trouble = ""
+        while not self._done.wait(_CLEAN_TURN_S if self._seen == self._committed else _BUSY_TURN_S):
+            try:
+                self._turn()
+                trouble = ""
+            except Fenced as error:
+                self._say(f"keeps no more files: {error}")
+                return
+            except BrokenOff:
+                return
+            except (GpuctlError, OSError) as error:
+                if str(error) != trouble:
+                    self._say(f"cannot keep the checkpoint folder yet: {error}")
+                trouble = str(error)
+
+    def _turn(self) -> None:
+        seen = self._folder.scan()
+        if seen == self._committed and not self._restless_since:
+            self._seen = seen
+            return
+        chosen = self._at_rest(seen)
+        if chosen is not None:
+            self._settled = (seen, chosen)
+            self._take(seen, chosen)
+
+    def _at_rest(self, seen: dict[str, Sign]) -> list[str] | None:
+        """The files that make a set, or ``None`` while one would not be whole."""
+        now = self._clock.monotonic()
+        for path in seen:
+            if seen[path] != self._seen.get(path):
+                self._since[path] = now
+        if any(not _UNFINISHED.search(path) for path in self._seen.keys() - seen.keys()):
+            self._removed_at = now
+        self._seen = seen
+        workers = self._workers()
+        opened = open_for_writing(workers, seen)
+        self._since.update(dict.fromkeys(opened, now))
+        # Asked after all else: a file that its writer's death has closed is then not taken for a finished one.
+        if sum(map(is_running, workers)) < self._nproc:
+            return None
+        restless = {path for path in seen if now - self._since.get(path, 0.0) < self._quiet_s}
+        self._restless_since = {path: self._restless_since.get(path, now) for path in restless}
+        if self._removed_at and now - self._removed_at < self._quiet_s:
+            return None
+        for path, since in self._restless_since.items():
+            if not _LOG.search(path) and now - since < (_RESTLESS_S if path in opened else _CLOSED_S):
+                return None
+        return [path for path in seen if path not in opened and not _UNFINISHED.search(path)]
+
+    def _take_last(self, whole: bool) -> None:
+        seen = self._folder.scan()
+        if whole:
+            chosen = [path for path in seen if not _UNFINISHED.search(path)]
+        elif self._settled and seen == self._settled[0]:
+            chosen = self._settled[1]
+        else:
+            return
+        if seen != self._committed or whole:
+            self._take(seen, chosen)
+
+    # -- what ---------------------------------------------------------------------------------------------------------
+
+    def _take(self, seen: dict[str, Sign], chosen: list[str]) -> None:
+        """Commit the folder as it was when ``seen``; if a file was written to since, do nothing."""
+        assert self._base is not None
+        with ExitStack() as opened:
+            # A file that is replaced or deleted while others are copied lives on for as long as it is open here.
+            held: dict[str, BinaryIO] = {}
+            for path in chosen:
+                if not seen[path].link and self._folder.digest(path, seen[path]) is None and len(held) < _HELD_OPEN:
+                    try:
+                        held[path] = opened.enter_context((self._folder.path / path).open("rb"))
+                    except FileNotFoundError:
+                        return
+            try:
+                entries = {path: self._entry(path, seen[path], held.get(path)) for path in chosen}
+                changes = self._against_base(seen, entries)
+                if changes != self._changes or self._unsure:
+                    self._commit(changes, lambda path: self._entry(path, seen[path], held.get(path)))
+            except (Changed, FileNotFoundError):
+                return
+        self._committed = seen
+
+    def _commit(self, changes: Changes, anew: Callable[[str], StoredFile]) -> None:
+        self._unsure = True
+        while missing := self._sets.commit(changes):
+            changes.update((path, anew(path)) for path in missing)
+        new = [file for path, file in changes.items() if file and file != self._changes.get(path)]
+        self._say(f"kept {len(new)} new files of the checkpoint folder, {sum(f.size for f in new) / 1e6:.1f} MB")
+        self._changes = changes
+        self._unsure = False
+
+    def _against_base(self, seen: dict[str, Sign], entries: Files) -> Changes:
+        assert self._base is not None
+        changes: Changes = {path: None for path in self._base if path not in seen}
+        for path, entry in entries.items():
+            if not _same(entry, self._base.get(path)):
+                changes[path] = entry
+        for path, before in self._changes.items():
+            if path in seen and path not in entries:
+                changes[path] = before  # being written: as the set before had it
+        return changes
+
+    def _entry(self, path: str, sign: Sign, file: BinaryIO | None) -> StoredFile:
+        """The record of a file whose content is in the bucket when this returns."""
+        if sign.link:
+            return StoredFile(link=sign.link)
+        assert self._base is not None
+        digest = self._folder.digest(path, sign)
+        blob = self._sets.blob_of(digest) if digest else None
+        if digest is None or blob is None:
+            with contextlib.nullcontext(file) if file else (self._folder.path / path).open("rb") as opened:
+                digest = digest or self._folder.read_digest(path, sign, opened)
+                if digest is None:
+                    raise Changed(f"{path} was written to while it was read")
+                blob = self._sets.blob_of(digest) or self._sets.upload(opened, sign.size, digest, self._may_go_on)
+        return StoredFile(size=sign.size, sha256=digest, blob=blob, modified_ns=sign.modified_ns)
+
+    def _fetch(self, file: StoredFile, path: Path) -> None:
+        for last_try in (False, True):
+            try:
+                return self._sets.fetch(file, path, self._may_go_on)
+            except CorruptRecord as error:
+                if last_try:
+                    self._say(f"{error}; the set before is taken instead")
+                    self._sets.forget(file.blob)
+                    raise Fenced("the next round begins with the set of files before") from error
+        return None
+
+    def _say(self, line: str) -> None:
+        self._tell(f"{self._prefix}: {line}")
+
+    def _may_go_on(self) -> None:
+        if self._superseded or (self._deadline is not None and self._clock.monotonic() > self._deadline):
+            raise BrokenOff
+
+
+def _same(entry: StoredFile, other: StoredFile | None) -> bool:
+    return other is not None and (entry.sha256, entry.link) == (other.sha256, other.link)
+
+
+def _quiet_s(env: Mapping[str, str]) -> float:
+    text = env.get(QUIET, "")
+    try:
+        seconds = float(text or _QUIET_S)
+        if 0 < seconds < _RESTLESS_S:
+            return seconds
+    except ValueError:
+        pass
+    raise BadInput(f"{QUIET}={text} is no number of seconds between 0 and {_RESTLESS_S:g}", f"such as {QUIET}=5")
