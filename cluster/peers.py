@@ -169,7 +169,7 @@ class Peers:
             trusted = hmac.compare_digest(str(hello["token"]), self._token)
             life, to = (str(hello["node"]), str(hello["incarnation"])), tuple(hello["to"])
             address, port = str(hello["address"]), int(hello["port"])
-        except (TimeoutError, OSError, ValueError, KeyError, TypeError):
+        except (TimeoutError, OSError, ValueError, KeyError, TypeError, RecursionError):
             writer.close()
             return
         me = self._me

@@ -138,7 +138,7 @@ def test_a_node_never_met_is_unknown_and_a_port_that_refuses_is_gone(ours: Agent
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"\xff" * 10_000 + b"\n"]
+    "garbage", [b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"\xff" * 10_000 + b"\n", b"[" * 4000 + b"\n"]
 )
 def test_garbage_at_the_port_does_no_harm(ours: Agent, other: Process, garbage: bytes) -> None:
     with socket.create_connection((other.record.address, other.record.port), timeout=5) as connection:
