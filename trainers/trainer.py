@@ -54,7 +54,8 @@ class Trainer:
 
     Layers that mix the samples of one rank (BatchNorm) see other groups when the world changes; nothing here hides it.
 
-    Raises ``BadInput`` for a batch that does not fit the data set, or a data set without a length.
+    Raises ``BadInput`` for a batch that does not fit the data set, a data set without a length, or an option that is
+    none.
     """
 
     def __init__(
@@ -79,6 +80,9 @@ class Trainer:
         ``DataLoader``, load what is not a ``TensorDataset``."""
         if precision not in _DTYPES:
             raise BadInput(f"precision {precision!r} is none", f"use one of {', '.join(_DTYPES)}")
+        for name, number in (("micro_batch", micro_batch), ("log_every", log_every)):
+            if number is not None and number < 1:
+                raise BadInput(f"{name}={number} is not a number of samples or steps", "use 1 or more")
         self.device = _join_process_group()
         self.model = model.to(self.device)
         self.checkpointer = Checkpointer(checkpoints, every=checkpoint_every)
@@ -128,14 +132,21 @@ class Trainer:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)
         count = _length(dataset)
+        if count == 0:
+            raise BadInput("a data set without samples has no mean", "evaluate on one that has some")
         begin, end = slice_of(count, self._world.rank, self._world.size)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         self.model.eval()
         with torch.no_grad():
             for first in range(begin, end, batch):
                 inputs, targets = self._batches.fetch(dataset, torch.arange(first, min(first + batch, end)))
-                output = self.model(inputs.to(self.device))
-                total += metric(output, targets.to(self.device)).double().sum()
+                values = metric(self.model(inputs.to(self.device)), targets.to(self.device))
+                if values.numel() != len(inputs):
+                    raise BadInput(
+                        f"the metric has {values.numel()} values for {len(inputs)} samples",
+                        "return one for each (a loss of torch does with reduction='none')",
+                    )
+                total += values.double().sum()
         if self._world.size > 1:
             dist.all_reduce(total)
         return float(total) / count

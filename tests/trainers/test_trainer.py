@@ -190,8 +190,20 @@ class Endless(IterableDataset[Any]):
         ({"data": Endless()}, "Endless cannot be asked for its n-th sample.*use a map-style data set"),
         ({"global_batch": 42}, "global_batch=42 does not fit a data set of 41 samples"),
         ({"precision": "fp8"}, "precision 'fp8' is none; use one of fp32, bf16, fp16"),
+        ({"micro_batch": 0}, "micro_batch=0 is not a number of samples or steps; use 1 or more"),
+        ({"log_every": 0}, "log_every=0 is not a number of samples or steps; use 1 or more"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         trainer(network(), **options)
+
+
+def test_no_samples_have_no_mean() -> None:
+    with pytest.raises(BadInput, match="without samples has no mean"):
+        trainer(network()).evaluate(fitting.samples(0), lambda output, _: output[:, 0])
+
+
+def test_a_metric_that_takes_the_mean_itself_is_refused() -> None:
+    with pytest.raises(BadInput, match="the metric has 1 values for 41 samples; return one for each"):
+        trainer(network()).evaluate(fitting.samples(41), torch.nn.functional.cross_entropy)
