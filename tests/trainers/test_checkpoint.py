@@ -199,6 +199,7 @@ def test_what_dead_rounds_left_is_swept_and_nothing_that_is_needed(file_url: str
     store.put("9-r99/tensors-00000-000.bin", b"of a round to come")
     store.put("notes/9-r1/readme", b"not ours")
     run(1, bodies.save_some, file_url, [2])
+    assert named_by_the_log(file_url) <= files_of(file_url)
     others = files_of(file_url) - named_by_the_log(file_url)
     assert others == {"9-r99/tensors-00000-000.bin", "notes/9-r1/readme"}
     assert kept in log_of(file_url).entries
