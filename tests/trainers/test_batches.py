@@ -32,6 +32,16 @@ class Numbered(Dataset[tuple[Tensor, int]]):
         return torch.tensor([float(index)]), 10 * index
 
 
+class Counting(Sampling):
+    """Knows how often it was asked."""
+
+    asked = 0
+
+    def slice(self, step: int, rank: int, world: int) -> Tensor:
+        self.asked += 1
+        return super().slice(step, rank, world)
+
+
 def tensors() -> TensorDataset:
     numbers = torch.arange(SAMPLES)
     return TensorDataset(numbers.float()[:, None], 10 * numbers)
@@ -66,9 +76,10 @@ def test_micro_batches_weigh_what_they_are_of_the_global_batch() -> None:
 
 
 def test_a_long_run_is_not_laid_out_before_it_begins() -> None:
-    batches = Batches(Numbered(), Sampling(SAMPLES, 5, seed=0), World(), None, workers=1)
-    step, _ = next(batches.of_steps(0, 10**12))
+    sampling = Counting(SAMPLES, 5, seed=0)
+    step, _ = next(Batches(Numbered(), sampling, World(), None, workers=1).of_steps(0, 1000))
     assert step == 0
+    assert sampling.asked < 10, "as many as the loader fetches ahead"
 
 
 def fit_with_workers(folder: str, steps: int, mark: str) -> list[float]:

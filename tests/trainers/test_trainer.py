@@ -119,6 +119,18 @@ def test_dropout_depends_on_the_step_and_not_on_what_was_drawn_before() -> None:
     assert same(dict(second.state_dict()), dict(first.state_dict()))
 
 
+def test_dropout_depends_on_seed_and_step_and_not_on_what_was_drawn_before() -> None:
+    weights = []
+    for drawn, seed in [(0, 5), (100, 5), (0, 6)]:
+        model, data = network(0.3), fitting.samples()
+        torch.rand(drawn)
+        # All samples in each batch, so that the seed shows in the dropout alone.
+        trainer(model, data=data, global_batch=len(data), seed=seed).fit()
+        weights.append(dict(model.state_dict()))
+    assert same(weights[0], weights[1])
+    assert not torch.allclose(weights[0]["0.weight"], weights[2]["0.weight"], rtol=1e-6)
+
+
 def test_a_finished_run_is_not_begun_again(tmp_path: Path) -> None:
     options = {"checkpoints": str(tmp_path / "kept")}
     first = run(2, fitting.fit, options)
