@@ -39,7 +39,9 @@ def absorb(settings: Settings) -> Row:
     within, wanted = sum(stall <= BAR_S for stall in stalls), 2 * settings.runs
     ours = f"{within} of {wanted}, worst {max(stalls, default=0):.2f} s"
     reference = None if settings.fast else _torchrun(settings.root)
-    note = f"median stall of a replacement {median(replaced or [0]):.2f} s, of another node {median(joined or [0]):.2f} s"
+    note = (
+        f"median stall of a replacement {median(replaced or [0]):.2f} s, of another node {median(joined or [0]):.2f} s"
+    )
     return Row("absorb_join", ours, reference, "joins", f"all <= {BAR_S:g} s", within == wanted, note + trouble)
 
 

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+import gpuctl
 from tests.bench.ours import local_cluster
 from tests.bench.settings import Settings
 from tests.bench.steplog import spread
 from tests.bench.table import Row
-
-import gpuctl
 
 _GPUCTL = str(Path(sys.executable).with_name("gpuctl"))
 

@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.bench.settings import Settings
-from tests.bench.steplog import spread, until
-from tests.bench.table import Row
-
 from gpuctl.bootstrap.interpreter import Interpreter
 from gpuctl.stacks import processes
 from gpuctl.trainers.launch import LaunchSpec
+from tests.bench.settings import Settings
+from tests.bench.steplog import spread, until
+from tests.bench.table import Row
 
 SCRIPT = Path(__file__).with_name("first_reduce.py")
 _WORKERS = 2

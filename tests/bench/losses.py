@@ -133,13 +133,14 @@ def _next_step(
     """What came of it, in words and in seconds."""
     old = log.pids()
 
-    def news() -> Mark | dict[int, int] | None:
-        return log.first_step_of_new(old) or exit_codes()
+    def news() -> tuple[Mark | None, dict[int, int] | None] | None:
+        found = log.first_step_of_new(old), exit_codes()
+        return found if any(found) else None
 
     try:
-        found = until(news, "torchrun", patience_s)
+        step, codes = until(news, "torchrun", patience_s)
     except TookTooLong:
         return f"> {patience_s:g} s", None
-    if isinstance(found, Mark):
-        return f"{found.at - killed:.1f} s", found.at - killed
-    return f"never: survivors exited with {sorted(set(found.values()))}", None
+    if step:
+        return f"{step.at - killed:.1f} s", step.at - killed
+    return f"never: survivors exited with {sorted(set((codes or {}).values()))}", None

@@ -2,7 +2,8 @@
 
     python tests/bench/main.py [--only ROW ...] [--runs N] [--fast] [--list]
 
-Prints the table, writes ``build/bench.json``, and exits 0: a bar that was missed is marked so. See ``docs/benchmarks.md``.
+Prints the table, writes ``build/bench.json``, and exits 0: a bar that was missed is only marked so. See
+``docs/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ def main() -> None:
     rows: list[Row] = []
     try:
         for name in options.only or ROWS:
-            rows.append(_measured(name, settings))
+            rows.append(_measured(name, settings))  # noqa: PERF401 - what was measured before Ctrl-C is shown
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         processes.kill_all(root)
         shutil.rmtree(root, ignore_errors=True)
     print(shown(rows))

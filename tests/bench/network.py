@@ -1,7 +1,7 @@
 """Machines on a network of their own, whose cables can be pulled: Linux network namespaces on a bridge.
 
 The namespaces have no names and no life beyond their processes, so nothing can be left of them. What uses this module
-runs itself in a namespace (``unshare --net``, see ``silence``): it is the switch, with the bridge and the bucket's server.
+runs itself in a namespace (``unshare --net``, see ``silence``): it is the switch, with the bridge and the bucket.
 """
 
 from __future__ import annotations

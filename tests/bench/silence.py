@@ -24,19 +24,18 @@ import psutil
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from gpuctl.bootstrap.identity import Identity
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.records import ClusterSpec, encode
+from gpuctl.stacks import processes
 from tests.bench.losses import EVERY
 from tests.bench.network import Network, is_possible, network, s3_bucket
 from tests.bench.ours import Cluster, LocalCluster, local_cluster
 from tests.bench.settings import Settings
-from tests.bench.steplog import Mark, StepLog, TookTooLong, spread, until
+from tests.bench.steplog import StepLog, TookTooLong, spread, until
 from tests.bench.table import Row
 from tests.bench.torchrun import SCRIPT, attempted, torchrun
-
-from gpuctl.bootstrap.identity import Identity
-from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import open_bucket
-from gpuctl.cluster.records import ClusterSpec, NodeRecord, decode, encode
-from gpuctl.stacks import processes
 
 BAR_S = 6.0
 _WAIT_S = 30.0
@@ -104,7 +103,7 @@ def _agents(net: Network, url: str, root: Path) -> Iterator[Cluster]:
     started: list[subprocess.Popen[bytes]] = []
     try:
         for number in range(3):
-            started.append(_agent(net, number, url, root / f"node-{number}"))
+            started.append(_agent(net, number, url, root / f"node-{number}"))  # noqa: PERF401 - ended if one fails
         cluster = Cluster(bucket, root)
         until(lambda: len(cluster.records()) == 3, "three live nodes")
         yield cluster

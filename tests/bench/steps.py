@@ -1,10 +1,10 @@
 """The training script of the bench: a plain DDP loop, the same under ``gpuctl train`` and under torchrun.
 
-Each optimizer step is about 10 ms of real work. Under gpuctl its checkpoints are ``gpuctl.Checkpointer``'s; under torchrun
-they are ``torch.save`` to a file that all nodes see, which is what its documentation shows.
+Each optimizer step is about 10 ms of real work. Under gpuctl its checkpoints are ``gpuctl.Checkpointer``'s; under
+torchrun they are ``torch.save`` to a file that all nodes see, which is what its documentation shows.
 
-One line per mark goes to ``--marks`` with one ``write``: what, step, seconds (the machine's monotonic clock, which all its
-processes share), round, rank, world, pid.
+One line per mark goes to ``--marks`` with one ``write``: what, step, seconds (the machine's monotonic clock, which all
+its processes share), round, rank, world, pid.
 """
 
 from __future__ import annotations

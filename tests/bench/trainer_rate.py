@@ -7,16 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
-
-from tests.bench.settings import Settings
-from tests.bench.steplog import spread
-from tests.bench.table import Row
+from statistics import median, quantiles
 
 from gpuctl.cluster.worker import WorkerContext
 from gpuctl.stacks import processes
+from tests.bench.settings import Settings
+from tests.bench.table import Row
 
 BAR = 0.98
+LOG_EVERY = 10
 
 
 def rate(settings: Settings) -> Row:
@@ -40,10 +39,14 @@ def rate(settings: Settings) -> Row:
     # Short turns, many of them: what else this machine does then hits both sides alike.
     steps, turns = "100", "10" if settings.fast else "30"
     script = Path(__file__).with_name("two_loops.py")
-    subprocess.run([*command, str(script), str(out), steps, turns], check=True, env=env)
-    rates = json.loads(out.read_text())
-    trainer, hand = rates["trainer"], rates["hand"]
-    ratio = median(a / b for a, b in zip(trainer, hand, strict=True))
-    ratios = spread([a / b for a, b in zip(trainer, hand, strict=True)])
-    note = f"median of {len(trainer)} pairs' ratios {ratio:.3f} ({ratios}); {spread(trainer)} beside {spread(hand)}"
-    return Row("trainer_steps", median(trainer), median(hand), "steps/s", f">= {BAR:g} x", ratio >= BAR, note)
+    subprocess.run([*command, str(script), str(out), steps, turns, str(LOG_EVERY)], check=True, env=env)
+    blocks = json.loads(out.read_text())
+    trainer, hand = (_quiet_rate(blocks[name]) for name in ("trainer", "hand"))
+    middle = median(blocks["hand"]) / median(blocks["trainer"])
+    note = f"lower quartile of {len(blocks['hand'])} blocks of {LOG_EVERY} steps; at the median {middle:.3f} x"
+    return Row("trainer_steps", trainer, hand, "steps/s", f">= {BAR:g} x", trainer >= BAR * hand, note)
+
+
+def _quiet_rate(blocks: list[float]) -> float:
+    """Steps per second at the lower quartile: what else this machine does can only make a block slower."""
+    return LOG_EVERY / quantiles(blocks, n=4)[0]

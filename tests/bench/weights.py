@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
+from gpuctl.cluster.records import Round
 from tests.bench.ours import LocalCluster, local_cluster
 from tests.bench.settings import Settings
 from tests.bench.steplog import until
 from tests.bench.table import Row
-
-from gpuctl.cluster.records import Round
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
 _STEPS = 800
