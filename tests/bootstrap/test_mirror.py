@@ -1,0 +1,402 @@
+"""Files that real workers write, in real buckets: kept whole or not at all, and back on the next node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuctl.bootstrap.folder import Folder
+from gpuctl.bootstrap.mirror import QUIET, Mirror
+from gpuctl.cluster import filesets
+from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.clock import SystemClock
+from gpuctl.cluster.errors import BadInput, CorruptRecord, Fenced
+from gpuctl.cluster.records import FileSet, Member, Round
+
+JOB = "job-1"
+QUICK = {QUIET: "0.3"}
+
+_OBEDIENT = """
+import os, sys
+os.chdir(sys.argv[1])
+for line in sys.stdin:
+    exec(line.replace(r"\\n", "\\n"))
+    print("done", flush=True)
+"""
+
+
+class Worker:
+    """A process that does what it is told, in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _OBEDIENT, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.pid = self._process.pid
+
+    def do(self, code: str) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(code + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "done\n", code
+
+    def kill(self, *, reap: bool = True) -> None:
+        self._process.kill()
+        if reap:
+            self._process.wait(10)
+
+    def end(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        assert self._process.wait(10) == 0
+
+
+class Node:
+    """One node's part: its folder, and a mirror and a worker for each round."""
+
+    def __init__(self, name: str, folder: Path, store: Bucket) -> None:
+        self.name = name
+        self.path = folder / name / "checkpoints"
+        self.said: list[str] = []
+        self._folder = Folder(self.path)
+        self._store = store
+        self.worker: Worker | None = None
+
+    def restore(self, number: int, *others: Node, rank: int = 0) -> None:
+        members = [Member(node=n.name, incarnation="i", address="127.0.0.1", nproc=1) for n in others]
+        members.insert(rank, Member(node=self.name, incarnation="i", address="127.0.0.1", nproc=1))
+        round_ = Round(job=JOB, number=number, phase="run", epoch=1, members=tuple(members))
+        self.mirror = Mirror(self._store, self._folder, round_, rank, SystemClock(), self.said.append)
+        self.mirror.restore(QUICK)
+
+    def begin(self, number: int, *others: Node, rank: int = 0) -> Worker:
+        self.restore(number, *others, rank=rank)
+        worker = self.worker = Worker(self.path)
+        self.mirror.watch(lambda: [worker.pid])
+        return worker
+
+    def end(self) -> str:
+        """The worker ends well."""
+        assert self.worker
+        self.worker.end()
+        return self.mirror.finish(whole=True)
+
+    def files(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.path)): path.read_text() for path in self.path.rglob("*") if not path.is_dir()
+        }
+
+
+@pytest.fixture
+def store(bucket_url: str) -> Bucket:
+    return open_bucket(bucket_url)
+
+
+@pytest.fixture
+def make(tmp_path: Path, store: Bucket) -> Iterator[Callable[[str], Node]]:
+    made: list[Node] = []
+
+    def make_node(name: str) -> Node:
+        made.append(Node(name, tmp_path, store))
+        return made[-1]
+
+    yield make_node
+    for node in made:
+        if node.worker:
+            node.worker.kill()
+            node.mirror.hurry()
+            node.mirror.finish(whole=False)
+
+
+def wait_for_set(store: Bucket, condition: Callable[[FileSet], Any], timeout: float = 20) -> FileSet:
+    deadline = time.monotonic() + timeout
+    while True:
+        newest = filesets.newest(store, JOB)
+        if newest and condition(newest):
+            return newest
+        assert time.monotonic() < deadline, newest
+        time.sleep(0.02)
+
+
+def wait_for_text(store: Bucket, path: str, text: str) -> None:
+    wait_for_set(store, lambda newest: text_of(store, path, newest) == text)
+
+
+def text_of(store: Bucket, path: str, of: FileSet | None = None) -> str | None:
+    """What the newest set has at ``path``."""
+    newest = of or filesets.newest(store, JOB)
+    if newest is None or path not in newest.files:
+        return None
+    data = store.get(f"jobs/{JOB}/files/blobs/{newest.files[path].blob}")
+    return None if data is None else data.decode()
+
+
+def write(path: str, text: str) -> str:
+    return f"open({path!r}, 'w').write({text!r})"
+
+
+def test_a_file_at_rest_is_kept_and_back_on_another_node_before_its_workers_start(
+    make: Callable[[str], Node], store: Bucket
+) -> None:
+    a, b = make("a"), make("b")
+    a.begin(1).do("os.makedirs('deep/er'); " + write("deep/er/model.pt", "one") + "; os.symlink('deep', 'newest')")
+    wait_for_set(store, lambda s: "deep/er/model.pt" in s.files)
+    a.worker.kill()  # type: ignore[union-attr]
+
+    b.restore(2)
+
+    assert b.files()["deep/er/model.pt"] == "one"
+    assert (b.path / "newest").readlink() == Path("deep")
+    assert (b.path / "deep/er/model.pt").stat().st_mtime_ns == (a.path / "deep/er/model.pt").stat().st_mtime_ns
+
+
+def test_no_file_is_kept_while_one_is_open_for_writing(make: Callable[[str], Node], store: Bucket) -> None:
+    a = make("a")
+    worker = a.begin(1)
+    worker.do(write("marker", "one"))
+    wait_for_set(store, lambda s: "marker" in s.files)
+
+    worker.do("file = open('optimizer', 'w'); file.write('half'); file.flush(); " + write("model", "one"))
+    worker.do("import time; time.sleep(1.5)")  # five times as long as files need to be at rest
+    newest = filesets.newest(store, JOB)
+    assert newest and set(newest.files) == {"marker"}
+
+    worker.do("file.write(' whole'); file.close()")
+    wait_for_set(store, lambda s: set(s.files) == {"marker", "model", "optimizer"})
+    assert text_of(store, "optimizer") == "half whole"
+
+
+@pytest.mark.parametrize("told", ["at once", "late"])
+def test_a_file_cut_off_by_a_kill_never_replaces_the_whole_one(
+    make: Callable[[str], Node], store: Bucket, told: str
+) -> None:
+    a = make("a")
+    worker = a.begin(1)
+    worker.do(write("model", "whole"))
+    wait_for_set(store, lambda s: "model" in s.files)
+
+    worker.do("file = open('model', 'w'); file.write('ha'); file.flush()")
+    worker.kill(reap=told == "at once")
+    if told == "late":  # the launcher may take its time with the other workers
+        time.sleep(2.0)
+    a.mirror.finish(whole=False)
+    assert text_of(store, "model") == "whole"
+
+    a.restore(2)
+    assert a.files() == {"model": "whole"}
+    assert (a.path.with_name("checkpoints.aside") / "model").read_text() == "ha"
+
+
+def test_what_workers_that_end_well_wrote_last_is_kept_at_once(make: Callable[[str], Node], store: Bucket) -> None:
+    a = make("a")
+    a.begin(1).do(write("model", "last") + "; log = open('run.log', 'w'); log.write('x'); log.flush()")
+    assert a.end() == ""
+    assert text_of(store, "model") == "last" and text_of(store, "run.log") == "x"
+
+
+def test_a_log_that_is_written_all_the_time_holds_nothing_back(make: Callable[[str], Node], store: Bucket) -> None:
+    a = make("a")
+    worker = a.begin(1)
+    worker.do("log = open('events.out.tfevents.1', 'w'); log.write('x'); log.flush(); " + write("model", "one"))
+    wait_for_set(store, lambda s: set(s.files) == {"model"})
+
+
+def test_a_file_that_is_replaced_all_the_time_is_kept_all_the_same(make: Callable[[str], Node], store: Bucket) -> None:
+    a = make("a")
+    worker = a.begin(1)
+    deadline = time.monotonic() + 20
+    while not filesets.newest(store, JOB):
+        worker.do(write("m.tmp", "whole") + "; os.replace('m.tmp', 'm'); import time; time.sleep(0.05)")
+        assert time.monotonic() < deadline
+    assert text_of(store, "m") == "whole"
+
+
+def test_names_of_unfinished_files_are_in_no_set(make: Callable[[str], Node], store: Bucket) -> None:
+    a = make("a")
+    worker = a.begin(1)
+    worker.do("os.makedirs('tmp-checkpoint-5')")
+    for name in ("m.tmp", "m.pt.partial", "m.tmp.123", ".tmp_x", "tmp-checkpoint-5/m", ".metadata"):
+        worker.do(write(name, "x"))
+    assert a.end() == ""
+    newest = filesets.newest(store, JOB)
+    assert newest and set(newest.files) == {".metadata"}
+
+
+def test_a_set_has_what_every_node_wrote_and_the_lower_rank_wins(make: Callable[[str], Node]) -> None:
+    a, b = make("a"), make("b")
+    a.begin(1, b).do(write("both", "a") + "; " + write("of-a", "1"))
+    b.begin(1, a, rank=1).do(write("both", "b") + "; " + write("of-b", "1"))
+    assert (b.end(), a.end()) == ("", "")
+
+    a.begin(2, b).do(write("of-a", "2"))
+    b.begin(2, a, rank=1).do(write("of-b", "2") + "; os.remove('both')")
+    assert a.files() == {"both": "a", "of-a": "2", "of-b": "1"}, "everything is on every node"
+    assert (b.end(), a.end()) == ("", "")
+
+    c = make("c")
+    c.restore(3)
+    assert c.files() == {"of-a": "2", "of-b": "2"}, "a copy from before hides neither a change nor a removal"
+
+
+def test_an_agent_of_an_older_round_keeps_nothing_any_more(make: Callable[[str], Node], store: Bucket) -> None:
+    a, b = make("a"), make("b")
+    a.begin(1).do(write("model", "one"))
+    wait_for_set(store, lambda s: "model" in s.files)
+    b.begin(2)
+    assert a.worker
+    a.worker.do(write("model", "of a zombie"))
+    assert a.end() == ""
+    assert text_of(store, "model") == "one"
+    with pytest.raises(Fenced):
+        a.restore(1)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_a_damaged_file_is_named_and_the_next_round_begins_with_the_set_before(
+    make: Callable[[str], Node], store: Bucket, damage: str
+) -> None:
+    a, b = make("a"), make("b")
+    worker = a.begin(1)
+    worker.do(write("model", "one") + "; " + write("same", "same"))
+    wait_for_set(store, lambda s: "model" in s.files)
+    worker.do(write("model", "two"))
+    two = wait_for_set(store, lambda s: text_of(store, "model", s) == "two")
+    key = f"jobs/{JOB}/files/blobs/{two.files['model'].blob}"
+    if damage == "missing":
+        store.delete([key])
+    else:
+        store.put(key, b"twO" if damage == "flipped" else b"tw")
+
+    with pytest.raises(Fenced, match="the set of files before"):
+        b.restore(2)
+    assert key in b.said[0]
+    b.restore(3)
+    assert b.files() == {"model": "one", "same": "same"}
+
+
+def test_a_job_whose_only_set_is_damaged_fails_and_keeps_it(make: Callable[[str], Node], store: Bucket) -> None:
+    a, b = make("a"), make("b")
+    a.begin(1).do(write("model", "one"))
+    wait_for_set(store, lambda s: "model" in s.files)
+    newest = filesets.newest(store, JOB)
+    assert newest
+    store.put(f"jobs/{JOB}/files/blobs/{newest.files['model'].blob}", b"onE")
+    with pytest.raises(CorruptRecord, match="no set of files without it"):
+        b.restore(2)
+    assert filesets.newest(store, JOB) == newest
+
+
+def test_a_node_fetches_only_what_it_does_not_have(make: Callable[[str], Node]) -> None:
+    a, b = make("a"), make("b")
+    a.begin(1, b).do(write("big", "same") + "; " + write("model", "one"))
+    assert a.end() == ""
+    b.restore(2, a)
+    b.worker = b.begin(3, a)
+    b.worker.do(write("model", "two"))
+    assert b.end() == ""
+    a.restore(4, b)
+    assert a.files() == {"big": "same", "model": "two"}
+    assert a.said[-1].endswith("has 2 files, 1 of them fetched")
+
+
+def test_large_files_pass_in_parts(make: Callable[[str], Node]) -> None:
+    a, b = make("a"), make("b")
+    a.begin(1).do("open('big', 'wb').write(os.urandom(20_000_001)); open('empty', 'wb').close()")
+    assert a.end() == ""
+    b.restore(2)
+    assert (b.path / "big").read_bytes() == (a.path / "big").read_bytes()
+    assert (b.path / "empty").read_bytes() == b""
+
+
+def test_only_what_the_last_two_sets_need_stays_in_the_bucket(make: Callable[[str], Node], store: Bucket) -> None:
+    a = make("a")
+    store.put(f"jobs/{JOB}/files/blobs/{'0' * 64}-r000001-0-9", b"of a dead round")
+    worker = a.begin(2)
+    for text in ("one", "two", "three", "four"):
+        worker.do(write("model", text))
+        wait_for_text(store, "model", text)
+    assert a.end() == ""
+    left = {store.get(entry.key) for entry in store.list(f"jobs/{JOB}/files/blobs")}
+    assert left == {b"three", b"four"}
+
+
+def test_a_round_that_is_ended_while_it_restores_does_not_start(make: Callable[[str], Node], store: Bucket) -> None:
+    a, b = make("a"), make("b")
+    a.begin(1).do(write("model", "one"))
+    assert a.end() == ""
+
+    class Cut(Bucket):
+        """Whoever reads from it is told to hurry first."""
+
+        def get_range(self, key: str, start: int, end: int) -> bytes:
+            b.mirror.hurry()
+            return super().get_range(key, start, end)
+
+    b._store = Cut(store.raw, store.url)
+    with pytest.raises(Fenced, match="ended while it began"):
+        b.restore(2)
+    assert b.files() == {}
+
+
+def test_a_folder_that_nobody_writes_to_costs_no_request(tmp_path: Path) -> None:
+    requests: list[str] = []
+
+    class Counting(Bucket):
+        def get(self, key: str) -> bytes | None:
+            requests.append(key)
+            return super().get(key)
+
+        def list(self, prefix: str, after: str | None = None) -> Any:
+            requests.append(prefix)
+            return super().list(prefix, after)
+
+        def create(self, key: str, data: bytes) -> bool:
+            requests.append(key)
+            return super().create(key, data)
+
+    plain = open_bucket((tmp_path / "bucket").as_uri())
+    a = Node("a", tmp_path, Counting(plain.raw, plain.url))
+    worker = a.begin(1)
+    at_start = len(requests)
+    worker.do("import time; time.sleep(2.5)")  # two turns and more
+    assert len(requests) == at_start <= 5
+    assert a.end() == ""
+    assert len(requests) == at_start
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "1e9"])
+def test_a_quiet_time_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    store = open_bucket((tmp_path / "bucket").as_uri())
+    round_ = Round(
+        job=JOB,
+        number=1,
+        phase="run",
+        epoch=1,
+        members=(Member(node="a", incarnation="i", address="127.0.0.1", nproc=1),),
+    )
+    mirror = Mirror(store, Folder(tmp_path / "a"), round_, 0, SystemClock(), print)
+    with pytest.raises(BadInput, match=QUIET):
+        mirror.restore({QUIET: text})
+
+
+def test_nothing_outside_of_the_folder_is_written_whatever_the_ledger_says(
+    make: Callable[[str], Node], store: Bucket
+) -> None:
+    a, b = make("a"), make("b")
+    a.begin(1).do(write("model", "one") + "; os.symlink('/etc/passwd', 'secret')")
+    assert a.end() == ""
+    newest = filesets.newest(store, JOB)
+    assert newest and set(newest.files) == {"model"}
+    sets = filesets.FileSets(store, JOB, 1, 0, SystemClock())
+    assert sets.begin() == {}
+    assert sets.commit({"../outside": newest.files["model"]}) == []
+    with pytest.raises(CorruptRecord, match="outside"):
+        b.restore(2)
+    assert not os.path.lexists(b.path.parent / "outside")
