@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gpuctl.trainers.launch import die_with_parent
+
 _FORKING = multiprocessing.get_context("forkserver")
 # pytest is the main module of this process, which each child imports; an optimizer's first step imports torch._dynamo.
 _FORKING.set_forkserver_preload(["pytest", "gpuctl.trainers.trainer", "torch._dynamo", "tests.trainers.bodies"])
@@ -100,6 +102,7 @@ def run(world: int, body: Body, *arguments: Any, env: Mapping[str, str] | None =
 
 
 def _rank(env: dict[str, str], body: Body, arguments: tuple[Any, ...], pipe: Connection) -> None:
+    die_with_parent()  # the server ends with pytest, however that ends
     for name in [name for name in os.environ if name.startswith("GPUCTL_")]:
         del os.environ[name]
     os.environ.update(env)
