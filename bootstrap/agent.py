@@ -25,6 +25,7 @@ import msgspec
 from gpuctl import __version__
 from gpuctl.bootstrap.devices import found_devices
 from gpuctl.bootstrap.folder import Folder
+from gpuctl.bootstrap.heartbeat import Heartbeat
 from gpuctl.bootstrap.identity import Identity
 from gpuctl.bootstrap.interpreter import Interpreter
 from gpuctl.bootstrap.mirror import Mirror
@@ -74,8 +75,6 @@ class Agent:
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="preparer")
         self._prepared: set[str] = set()
         self._preparing = 0
-        self._beat = 0
-        self._beating = threading.Lock()
         self._ticked_at = self._clock.monotonic()
         self._told_rank0: tuple[str, int] | None = None
         self._ports = PortPool(identity.address)
@@ -83,6 +82,7 @@ class Agent:
         self._port = self._peers.start(identity.address)
         self._peers.introduce(self._record())
         self._mingle = Mingle(self._store, self._clock, self._peers, self._spec, self._record)
+        self._heartbeat = Heartbeat(self._store, self._spec.heartbeat_s, self._mingle.heartbeat)
         self._base_env = {
             **os.environ,
             **identity.env,
@@ -91,9 +91,9 @@ class Agent:
 
     def serve(self) -> None:
         """Until the node has left after a notice."""
-        self._send_heartbeat()
+        self._heartbeat.send()
+        self._heartbeat.start(lambda: self._clock.monotonic() - self._ticked_at < self._spec.lease_s)
         self._interpreter = Interpreter(self._base_env, self._folder / "interpreter.log", self._wake.set)
-        threading.Thread(target=self._beat_regularly, name="heartbeat", daemon=True).start()
         trouble = ""
         while not self._may_leave():
             self._wake.wait(self._spec.heartbeat_s)
@@ -119,44 +119,35 @@ class Agent:
     def _turn(self) -> None:
         assert self._interpreter is not None
         self._interpreter.keep()
-        noticed = self._notice is not None and self._beat_says_nothing_of_it
-        if noticed:
-            self._send_heartbeat()
-            self._peers.poke()
+        if self._notice is not None and not self._heartbeat.told_of_notice:
+            self._tell()
         decided = self._mingle.tick()
         self._ticked_at = self._clock.monotonic()
         if decided:
-            self._send_heartbeat()
-            self._peers.poke()
+            self._tell()
         self._obey()
         self._report()
         self._prepare_jobs()
         self._write_rank0()
 
-    @property
-    def _beat_says_nothing_of_it(self) -> bool:
-        return self._last_sent is None or self._last_sent.notice is None
-
-    _last_sent: NodeRecord | None = None
+    def _tell(self) -> None:
+        """What is new here, to all who should look."""
+        self._heartbeat.send()
+        self._peers.poke()
 
     def _obey(self) -> None:
         """Have the one run that the newest rounds ask of this node, and no other."""
         wanted = self._wanted()
         active = self._active
-        if active and (
-            wanted is None or (wanted.job, wanted.number) != (active.run.round.job, active.run.round.number)
-        ):
+        if active and (wanted is None or not active.run.is_of(wanted)):
             if active.run.exit is None:
                 active.run.kill()
                 return  # its end wakes the loop, and one run at a time
             self._finish(active)
             active = self._active = None
-        if wanted is None:
-            return
-        if active is None:
-            if wanted.phase == "run":
-                self._begin(wanted)
-        elif wanted.phase == "drain" and active.run.exit is None:
+        if wanted and wanted.phase == "run" and active is None:
+            self._begin(wanted)
+        elif wanted and wanted.phase == "drain" and active and active.run.exit is None:
             active.run.ask_to_stop(wanted)
 
     def _wanted(self) -> Round | None:
@@ -241,7 +232,7 @@ class Agent:
         return NodeRecord(
             node=self._identity.node,
             incarnation=self._incarnation,
-            beat=self._beat,
+            beat=0,
             address=self._identity.address,
             port=self._port,
             slots=self._slots,
@@ -254,21 +245,6 @@ class Agent:
             version=__version__,
             started_at=self._started_at,
         )
-
-    def _send_heartbeat(self) -> None:
-        with self._beating:
-            self._beat += 1
-            record = self._mingle.heartbeat(self._beat)
-            self._store.put(layout.node(record.node), encode(record))
-            self._last_sent = record
-
-    def _beat_regularly(self) -> None:
-        """A loop that turns no more must not look alive, or nobody would take over from it."""
-        while True:
-            time.sleep(self._spec.heartbeat_s)
-            if self._clock.monotonic() - self._ticked_at < self._spec.lease_s:
-                with contextlib.suppress(GpuctlError):
-                    self._send_heartbeat()
 
     def _write_rank0(self) -> None:
         """``rank0.json`` in the node's folder: metadata for scripts and people, kept current."""
@@ -296,7 +272,7 @@ class Agent:
             return False
         if self._clock.monotonic() > self._leave_by:
             return True
-        return self._active is None and not self._unsent and not self._beat_says_nothing_of_it and not self._wanted()
+        return self._active is None and not self._unsent and self._heartbeat.told_of_notice and not self._wanted()
 
     def _leave(self) -> None:
         _say("leaving")

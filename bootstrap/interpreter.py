@@ -22,8 +22,8 @@ import msgspec
 
 from gpuctl.trainers.launch import LaunchSpec, WorkerFailure
 
-Ending = list[WorkerFailure] | str
-"""The workers that failed, or why the launcher itself could not tell."""
+Ending = list[WorkerFailure] | str | None
+"""The workers that failed; or what the launcher failed of; or ``None`` if it was killed, which no script does."""
 
 OnExit = Callable[[Ending], None]
 
@@ -145,7 +145,7 @@ class Interpreter:
             with self._lock:
                 exits, self._exits = self._exits, {}
             for on_exit in exits.values():
-                on_exit("the interpreter died")
+                on_exit(None)
         self._on_change()
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -162,7 +162,8 @@ class Interpreter:
             case "launched":
                 self._replies.put(message)
             case "exited":
-                ending = message.get("error") or msgspec.convert(message["failures"], list[WorkerFailure])
+                failures = message.get("failures")
+                ending = message.get("error") if failures is None else msgspec.convert(failures, list[WorkerFailure])
                 with self._lock:
                     on_exit = self._exits.pop(message["pid"], None)
                     if on_exit is None:
@@ -202,7 +203,7 @@ class Interpreter:
             try:
                 failures = msgspec.json.decode((folder / "result.json").read_bytes(), type=list[WorkerFailure])
             except (OSError, msgspec.DecodeError):
-                on_exit(_last_lines(Path(spec.log_dir) / "launcher.log") or "it was killed")
+                on_exit(None if process.returncode < 0 else _last_lines(Path(spec.log_dir) / "launcher.log"))
             else:
                 on_exit(failures)
 

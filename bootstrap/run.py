@@ -72,6 +72,9 @@ class Run:
         """Global rank of the worker with local rank 0 here."""
         return sum(member.nproc for member in self.round.members[: self.rank])
 
+    def is_of(self, round_: Round) -> bool:
+        return (round_.job, round_.number) == (self.round.job, self.round.number)
+
     def start(self, interpreter: Interpreter, ports: PortPool, base_env: dict[str, str]) -> None:
         """Launch in the background: the job's files may have to come first."""
         listening = ports.take(self.round.master_port) if self.rank == 0 else None
@@ -168,7 +171,7 @@ class Run:
         """Tell apart: completed, drained on request, ended by us, failed."""
         seen = {path.name.split(".")[0] for path in self.context.round_dir.glob("*.*")}
         aware = AWARE in seen
-        if self._killed:
+        if self._killed or ending is None:
             self._end("stopped", [])
         elif isinstance(ending, str):
             self._end("failed", [], f"the launcher ended: {ending}")

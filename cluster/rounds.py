@@ -131,16 +131,17 @@ def _decide_waiting(job: JobSpec, current: Round | None, sight: Sight) -> Round 
 
 
 def _decide_running(job: JobSpec, current: Round, sight: Sight) -> Round | None:
-    lost = [m.node for m in current.members if not _is_alive(m, sight) and m.node not in sight.exits]
+    lost = [m.node for m in current.members if not _is_alive(m, sight) and not _has_ended_well(m, sight)]
     if not lost and _all_exits(current, sight, {"completed"}):
         return _end(job, current, sight, Outcome(result="succeeded", exit_code=0))
     if lost:
         if sight.cancelled:
             return _cancel(job, current, sight)
         return _form(job, current, sight, _usable_now(job, current, sight), f"{_names(lost)} lost")
-    if any(e.status == "failed" for e in sight.exits.values()):
+    statuses = {e.status for e in sight.exits.values()}
+    if "failed" in statuses and "stopped" not in statuses:
         return _blame(job, current, sight)
-    if stopped := [name for name, e in sight.exits.items() if e.status != "completed"]:
+    if stopped := [name for name, e in sight.exits.items() if e.status not in ("completed", "failed")]:
         if len(sight.exits) < len(current.members) and sight.elapsed("stopped") < sight.policy.blame_s:
             return None  # the others may be about to write the same checkpoint, or to tell of a failure
         return _form(job, current, sight, _usable_now(job, current, sight), f"{_names(stopped)} stopped")
@@ -266,6 +267,11 @@ def _usable_now(job: JobSpec, current: Round, sight: Sight) -> list[NodeRecord]:
 def _is_alive(member: Member, sight: Sight) -> bool:
     record = sight.alive.get(member.node)
     return record is not None and record.incarnation == member.incarnation
+
+
+def _has_ended_well(member: Member, sight: Sight) -> bool:
+    """What a node reported in its last moments of failing is part of its being lost."""
+    return member.node in sight.exits and sight.exits[member.node].status != "failed"
 
 
 def _all_exits(current: Round, sight: Sight, statuses: Set[str]) -> bool:

@@ -57,8 +57,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = CharLM().to(device)
     learner = DistributedDataParallel(model) if dist.is_initialized() else model
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, options.steps)
+    optimizer = torch.optim.AdamW(model.parameters(), 4e-3)
+    # A schedule that does not depend on --steps, so that a finished run can be given more of them.
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
 
     checkpointer = Checkpointer(options.checkpoints, every=options.checkpoint_every)
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}

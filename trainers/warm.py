@@ -8,7 +8,8 @@ The agent talks to it over a socket pair, one JSON message each way at a time:
 - in: ``{"do": "preload", "names": […]}``, ``{"do": "launch", "spec": {…}, "listening": true}`` (and then that socket's
   file descriptor)
 - out: ``{"event": "ready"}``, ``{"event": "preloaded", "failed": […]}``, ``{"event": "launched", "pid": …}``,
-  ``{"event": "exited", "pid": …, "failures": […]}``, or with ``"error"`` where the launcher itself failed
+  ``{"event": "exited", "pid": …, "failures": […]}``, or with ``"error"`` where the launcher itself failed,
+  or with neither where it was killed
 
 It ends when the agent does, and its launchers and workers with it.
 """
@@ -133,7 +134,7 @@ class _Server:
             _kill_group(pid)  # workers that outlived their launcher, and whatever they started
             with os.fdopen(pipe_end, "rb") as pipe:
                 data = pipe.read()
-            result = msgspec.json.decode(data) if data else {"error": "it was killed"}
+            result = msgspec.json.decode(data) if data else {}
             self._agent.send_bytes(_message(event="exited", pid=pid, **result))
 
     def _kill_all(self) -> None:

@@ -372,3 +372,16 @@ def test_a_job_that_completed_although_it_was_cancelled_has_succeeded() -> None:
     done = (ended("n0", "completed"), ended("n1", "completed"))
     over = decided(running("n0", "n1"), node("n0"), node("n1"), cancelled=True, exits=done)
     assert over is not None and over.outcome is not None and over.outcome.result == "succeeded"
+
+
+def test_a_node_that_reports_a_failure_in_its_last_moments_is_lost_and_not_to_blame() -> None:
+    # Its worker, or its interpreter, was killed a moment before its agent.
+    exits = (ended("n1", "failed", failed(1, code=137, message="")), ended("n0", "failed", failed(0)))
+    decision = decided(running("n0", "n1", "n2"), node("n0"), node("n2"), exits=exits, waited_s=99)
+    assert decision is not None and (decision.reason, decision.failures) == ("n1 lost", 0)
+
+
+def test_a_launcher_that_was_killed_makes_victims_and_nobody_is_blamed() -> None:
+    exits = (ended("n1", "stopped"), ended("n0", "failed", failed(0, message="Connection closed by peer")))
+    decision = decided(running("n0", "n1"), node("n0"), node("n1"), exits=exits)
+    assert decision is not None and (decision.reason, decision.failures) == ("n1 stopped", 0)
