@@ -9,7 +9,7 @@ Besides what torchrun sets (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …) a wor
 ``GPUCTL_ROUND``           number of the round: the fence for all that is written for keeps
 ``GPUCTL_NODE``            name of the node
 ``GPUCTL_ROUND_DIR``       a folder of this node and round; what the agent reads in it is listed below
-``GPUCTL_CHECKPOINT_DIR``  a folder of this node and job, kept between rounds on the same node
+``GPUCTL_CHECKPOINT_DIR``  files written here are kept in the bucket, and are back on every node when a round starts
 ``GPUCTL_TENSORBOARD_DIR`` event files written here are copied to the bucket
 =========================  ==========================================================================================
 

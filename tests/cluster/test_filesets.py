@@ -58,6 +58,21 @@ def test_commits_of_many_nodes_at_once_are_all_in_the_set(bucket_url: str) -> No
     assert content(open_bucket(bucket_url)) == {f"of-{r}": f"{r} 2".encode() for r in range(6)} | {"shared": b"by 0 2"}
 
 
+def test_a_blob_that_was_deleted_before_the_commit_that_counts_on_it_is_uploaded_anew(bucket_url: str) -> None:
+    store = open_bucket(bucket_url)
+    a, b = sets_of(store, 1, 0), sets_of(store, 1, 1)
+    a.begin()
+    commit(a, {"x": stored(a, "same")}, {"x": "same"})
+    b.begin()
+    counted_on = stored(b, "same")
+    for text in ("2", "3"):
+        commit(a, {"x": stored(a, text)}, {"x": text})
+    assert store.get(f"{BLOBS}/{counted_on.blob}") is None
+    assert b.commit({"y": counted_on}) == ["y"]
+    commit(b, {"y": counted_on}, {"y": "same"})
+    assert content(store) == {"x": b"3", "y": b"same"}
+
+
 @pytest.mark.parametrize("size", [100, 9 << 20])
 def test_a_file_that_is_written_to_while_it_is_uploaded_leaves_nothing(
     bucket_url: str, tmp_path: Path, size: int
