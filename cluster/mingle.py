@@ -17,9 +17,8 @@ Direct questions (``Evidence``) only make it quick: without any answer the same 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -29,26 +28,12 @@ from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import CorruptRecord
 from gpuctl.cluster.ledger import Ledger, Version
 from gpuctl.cluster.rank0 import Lease
-from gpuctl.cluster.records import ClusterSpec, JobSpec, Member, NodeExit, NodeRecord, Outcome, Round, decode
+from gpuctl.cluster.records import ClusterSpec, JobSpec, NodeExit, NodeRecord, Outcome, Round, decode
 from gpuctl.cluster.rounds import Policy, Sight, decide
-
-Sign = Literal["up", "gone", "silent", "unknown"]
+from gpuctl.cluster.sightings import Evidence, Sightings, State
 
 _LAST_ENTRIES = 16
 """Of a job's ledger, that a new rank 0 looks through for ports that were used."""
-
-
-class Evidence(Protocol):
-    """What direct contact tells of another agent's life (see ``peers``)."""
-
-    def of(self, node: str, incarnation: str) -> Sign:
-        """``up``: it keeps a connection; ``gone``: the connection broke and its port refuses a new one; ``silent``: it
-        was up and nothing comes any more; ``unknown``: never met."""
-        ...
-
-    def attend(self, records: Iterable[NodeRecord]) -> None:
-        """Keep a connection to each of these (rank 0 calls this)."""
-        ...
 
 
 class Mingle:
@@ -69,8 +54,7 @@ class Mingle:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._evidence = evidence
-        self._spec = spec
+        self._sightings = Sightings(store, evidence, lease_s=spec.lease_s)
         self._me = me
         self._policy = policy or Policy(unsure_s=2.5 * spec.lease_s)
         self.lease = Lease(store, clock, lease_s=spec.lease_s)
@@ -79,15 +63,12 @@ class Mingle:
         """Every unfinished job known here and the newest entry of its ledger. While it waits in line that is round 0
         in phase ``wait``, or version 0 with nothing in it."""
         self.line = 0
-        self.view: dict[str, str] = {}
         self._specs: dict[str, JobSpec] = {}
         self._ledgers: dict[str, Ledger[Round]] = {}
         self._exits: dict[tuple[str, int], dict[str, NodeExit]] = {}
         self._cancelled: set[str] = set()
         self._used_ports: dict[str, set[tuple[str, int]]] = {}
         self._queue: Ledger[str] = Ledger(store, layout.QUEUE, str, keep=None)
-        self._nodes: dict[str, _Seen] = {}
-        self._contradictions: dict[tuple[str, str], tuple[int, int]] = {}
         self._ended: set[str] = set()
         self._unsure: set[str] = set()
         self._since: dict[str, float] = {}
@@ -95,6 +76,11 @@ class Mingle:
         self._now = 0.0
         self._turn = 0
         self._told: dict[str, Any] = {}
+
+    @property
+    def view(self) -> dict[str, State]:
+        """On rank 0: how it sees each node."""
+        return dict(self._sightings.states)
 
     def heartbeat(self, beat: int) -> NodeRecord:
         """This node's record, with what rank 0 tells the others in it."""
@@ -116,10 +102,11 @@ class Mingle:
         if self.lease.is_held_by(me):
             if not self.leads:
                 self._take_over()
-            self._observe(me)
+            self._now = self._clock.monotonic()
+            self._sightings.look(me, self._now)
             decided = self._lead(me)
         versions = {job: version.number for job, version in self.jobs.items()}
-        self._told = {"rounds": versions, "line": self.line, "view": dict(self.view)} if self.leads else {}
+        self._told = {"rounds": versions, "line": self.line, "view": self.view} if self.leads else {}
         return decided
 
     # -- everybody ----------------------------------------------------------------------------------------------------
@@ -130,21 +117,7 @@ class Mingle:
             return True  # nobody, or an earlier life of this very node, which ended
         if record is None or record.incarnation != holder.incarnation:
             return True  # who leaves deletes its heartbeat; a new life is another one
-        return self._is_gone(record) or self.lease.has_lapsed()
-
-    def _is_gone(self, record: NodeRecord) -> bool:
-        """Direct evidence says so, and the heartbeat does not contradict it.
-
-        One beat may have been on its way when the process died; two more mean a firewall.
-        """
-        life = (record.node, record.incarnation)
-        if self._evidence.of(*life) != "gone":
-            self._contradictions.pop(life, None)
-            return False
-        beat, changes = self._contradictions.get(life, (record.beat, 0))
-        changes += record.beat != beat
-        self._contradictions[life] = (record.beat, changes)
-        return changes < 2
+        return self._sightings.is_gone(record) or self.lease.has_lapsed()
 
     def _follow(self, record: NodeRecord | None) -> None:
         holder = self.lease.holder
@@ -186,7 +159,7 @@ class Mingle:
     def _take_over(self) -> None:
         """What the last rank 0 told of the line is not looked up again; where each job stands is (see ``_affirm``)."""
         self._unsure = set(self.jobs)
-        self._nodes.clear()
+        self._sightings.forget()
         self._since.clear()
         self._used_ports.clear()
         self.leads = True
@@ -234,40 +207,6 @@ class Mingle:
         self._unsure.discard(job)
         return True
 
-    def _observe(self, me: NodeRecord) -> None:
-        """List the heartbeats and read those that changed."""
-        self._now = now = self._clock.monotonic()
-        entries = {
-            entry.key.removeprefix(f"{layout.NODES}/").removesuffix(".json"): entry
-            for entry in self._store.list(layout.NODES)
-        }
-        changed = [name for name, e in entries.items() if name not in self._nodes or self._nodes[name].tag != e.tag]
-        for name, data in zip(changed, self._store.get_many([layout.node(name) for name in changed]), strict=True):
-            if data is not None:
-                with contextlib.suppress(CorruptRecord):  # an agent of another version: not one to work with
-                    record = decode(data, NodeRecord, layout.node(name))
-                    self._nodes[name] = self._see(record, entries[name].tag, now)
-        for name in self._nodes.keys() - entries.keys():
-            del self._nodes[name]
-        self._nodes[me.node] = _Seen(me, "", changed_at=now, proven=True)
-        self._evidence.attend([seen.record for name, seen in self._nodes.items() if name != me.node])
-        self.view = {name: self._state(self._nodes[name], me) for name in sorted(self._nodes)}
-
-    def _see(self, record: NodeRecord, tag: str, now: float) -> _Seen:
-        """A leftover of a dead node looks like a live one at first sight; a second beat, or an answer, proves it."""
-        before = self._nodes.get(record.node)
-        proven = before is not None and before.record.incarnation == record.incarnation
-        return _Seen(record, tag, changed_at=now, proven=proven)
-
-    def _state(self, seen: _Seen, me: NodeRecord) -> str:
-        if seen.record.node != me.node:
-            sign = self._evidence.of(seen.record.node, seen.record.incarnation)
-            if sign == "silent" or self._is_gone(seen.record) or self._now - seen.changed_at > self._spec.lease_s:
-                return "lost"
-            if not seen.proven and sign != "up":
-                return "new"
-        return "leaving" if seen.record.notice else "live"
-
     def _lead(self, me: NodeRecord) -> bool:
         self._asked = set()
         self._take_new_jobs()
@@ -305,7 +244,7 @@ class Mingle:
 
     def _lead_job(self, job: str, me: NodeRecord) -> bool:
         current = self.jobs[job].value
-        if current and any(self._is_new(member) for member in current.members):
+        if current and any(self._sightings.is_new(member) for member in current.members):
             return False  # a moment ago another node led: a member is not lost because we have not met it yet
         decision = decide(self._spec_of(job), current, self._sight(job, current, me))
         if decision is None:
@@ -313,20 +252,15 @@ class Mingle:
         self.lease.refresh()
         return self.lease.is_held_by(me) and self._commit(job, decision)
 
-    def _is_new(self, member: Member) -> bool:
-        seen = self._nodes.get(member.node)
-        known = seen is not None and seen.record.incarnation == member.incarnation
-        return known and self.view[member.node] == "new"
-
     def _sight(self, job: str, current: Round | None, me: NodeRecord) -> Sight:
-        alive = {name: self._nodes[name].record for name, state in self.view.items() if state in ("live", "leaving")}
+        alive = self._sightings.alive()
         busy = {
             member.node
             for other, version in self.jobs.items()
             if other != job and version.value is not None and version.value.phase in ("run", "drain")
             for member in version.value.members
         }
-        answering = {name for name, r in alive.items() if self._evidence.of(name, r.incarnation) == "up"} | {me.node}
+        answering = {name for name, record in alive.items() if self._sightings.answers(record)} | {me.node}
         return Sight(
             leader=me.node,
             epoch=self.lease.epoch,
@@ -353,8 +287,8 @@ class Mingle:
         missing = [name for name in names if name not in found]
         keys = [layout.node_exit(job, current.number, name) for name in missing]
         for name, key, data in zip(missing, keys, self._store.get_many(keys), strict=True):
-            if data is not None:
-                node_exit = decode(data, NodeExit, key)
+            with contextlib.suppress(CorruptRecord):  # then that node is as good as silent
+                node_exit = decode(data or b"", NodeExit, key)
                 if current.rank_of(node_exit.node, node_exit.incarnation) is not None:
                     found[name] = node_exit
         return found
@@ -380,15 +314,3 @@ class Mingle:
             data = self._store.get(key)
             self._specs[job] = decode(data or b"", JobSpec, key)
         return self._specs[job]
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A node's last heartbeat and when it last changed, by this node's monotonic clock."""
-
-    record: NodeRecord
-    tag: str
-    _: KW_ONLY
-    changed_at: float
-    proven: bool
-    """It is known to be alive, not only to have been."""

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuctl.cluster.clock import Clock
-from gpuctl.cluster.mingle import Sign
 from gpuctl.cluster.records import NodeRecord
+from gpuctl.cluster.sightings import Sign
 
 Life = tuple[str, str]
 """(node, incarnation)"""

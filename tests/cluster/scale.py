@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from gpuctl.cluster import jobs, layout
 from gpuctl.cluster.bucket import Bucket, Entry, open_bucket
 from gpuctl.cluster.clock import SystemClock
-from gpuctl.cluster.mingle import Mingle, Sign
+from gpuctl.cluster.mingle import Mingle
 from gpuctl.cluster.records import ClusterSpec, NodeRecord, Round, encode
+from gpuctl.cluster.sightings import Sign
 
 HEARTBEAT_S = 0.5
 _PATIENCE_S = 60.0

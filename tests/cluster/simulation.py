@@ -22,7 +22,7 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Entry
 from gpuctl.cluster.errors import StoreUnavailable
 from gpuctl.cluster.ledger import Ledger, LedgerEntry
-from gpuctl.cluster.mingle import Mingle, Sign
+from gpuctl.cluster.mingle import Mingle
 from gpuctl.cluster.records import (
     CheckpointEntry,
     CheckpointLog,
@@ -38,6 +38,7 @@ from gpuctl.cluster.records import (
     encode,
 )
 from gpuctl.cluster.rounds import Policy
+from gpuctl.cluster.sightings import Sign
 
 T = TypeVar("T")
 Life = tuple[str, str]

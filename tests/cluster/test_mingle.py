@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.ledger import LedgerEntry
-from gpuctl.cluster.mingle import Sign
 from gpuctl.cluster.records import Outcome, encode
+from gpuctl.cluster.sightings import Sign
 from tests.cluster.simulation import Node, Simulation, Spoil
 
 NODES = ("a", "b", "c", "d", "e")
