@@ -48,16 +48,19 @@ def main() -> None:
     if options.list:
         print("\n".join(ROWS))
         return
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     _clean_environment()
     root = Path(tempfile.mkdtemp(prefix="gpuctl-bench-"))
     settings = Settings(root, options.runs or (2 if options.fast else 5), options.fast)
     rows: list[Row] = []
+    code = 0
     try:
         for name in options.only or ROWS:
             rows.append(_measured(name, settings))  # noqa: PERF401 - what was measured before Ctrl-C is shown
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        code = 130
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -65,6 +68,7 @@ def main() -> None:
         shutil.rmtree(root, ignore_errors=True)
     print(shown(rows))
     write(rows, options.json)
+    sys.exit(code)
 
 
 def _measured(name: str, settings: Settings) -> Row:
