@@ -92,6 +92,8 @@ class Peers:
             self._run(close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=2)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def of(self, node: str, incarnation: str) -> Sign:
         peer = self._peers.get((node, incarnation))

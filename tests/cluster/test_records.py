@@ -36,7 +36,8 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
         case origin if origin is tuple:
             return st.lists(_values(arguments[0]), max_size=3).map(tuple)
         case origin if origin is dict:
-            return st.dictionaries(st.text(max_size=5), _values(arguments[1]), max_size=3)
+            keys = st.text(max_size=5) if arguments[0] is str else _values(arguments[0])
+            return st.dictionaries(keys, _values(arguments[1]), max_size=3)
         case _:  # a union
             return st.one_of([_values(argument) for argument in arguments])
 
