@@ -21,9 +21,14 @@ class Row:
     met: bool
     note: str = ""
     """Spread, number of runs, where the time went: for people."""
+    paired: float | None = None
+    """The ratio, where each measurement of ours has one of the reference beside it."""
 
     @property
     def ratio(self) -> float | None:
+        """Ours divided by the reference."""
+        if self.paired is not None:
+            return round(self.paired, 4)
         if isinstance(self.ours, int | float) and isinstance(self.reference, int | float) and self.reference:
             return round(self.ours / self.reference, 4)
         return None
