@@ -61,7 +61,11 @@ class Store(Protocol):
         """``get`` of each, in order; at the same time where that is quicker."""
         ...
 
-    def put(self, key: str, data: bytes) -> None: ...
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Bytes ``[start, end)`` of an object that exists; ``FileNotFoundError`` if it does not."""
+        ...
+
+    def put(self, key: str, data: bytes | memoryview) -> None: ...
 
     def create(self, key: str, data: bytes) -> bool:
         """Write ``key`` if nobody has; ``False`` if it was there. After a lost answer, a retry inside the client may
@@ -106,25 +110,26 @@ class Bucket:
         with ThreadPoolExecutor(min(len(keys), 32)) as pool:
             return list(pool.map(self.get, keys))
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
         """Bytes ``[start, end)`` of an object that exists; ``FileNotFoundError`` if it does not."""
         import obstore
 
         missing: FileNotFoundError
         with _translated(self.url, key):
             try:
-                return bytes(obstore.get_range(self.raw, key, start=start, end=end))
+                return memoryview(obstore.get_range(self.raw, key, start=start, end=end))
             except FileNotFoundError as error:
                 if is_no_bucket(error):
                     raise
                 missing = error
         raise missing
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """In one request: no store takes more than 5 GB so. Nothing is copied, and nothing unfinished is left behind."""
         import obstore
 
         with _translated(self.url, key):
-            obstore.put(self.raw, key, data)
+            obstore.put(self.raw, key, data, use_multipart=False)
 
     def create(self, key: str, data: bytes) -> bool:
         import obstore
