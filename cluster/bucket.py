@@ -2,7 +2,8 @@
 
 URLs: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:///folder`` (absolute; what ``Path.as_uri``
 writes), ``memory://`` (tests; gone with the object that opened it). Options of the store follow as a query, any key
-that obstore's store takes: ``s3://b/p?endpoint=http://127.0.0.1:9000&region=us-east-1``.
+that obstore's store takes: ``s3://b/p?endpoint=http://127.0.0.1:9000&region=us-east-1``. Where ``s3`` and ``az`` have
+``endpoint``, ``gs`` has ``base_url``; without TLS if it begins with ``http://``.
 
 Credentials come from the environment or the machine's identity. Profiles in ``~/.aws`` are not read. A query may carry
 credentials for tests: messages leave the query out, but the URL is handed to nodes and workers as it is.
@@ -125,7 +126,7 @@ class Bucket:
         raise missing
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """In one request: no store takes more than 5 GB so. Nothing is copied, and nothing unfinished is left behind."""
+        """In one request, of up to 5 GB. Nothing is copied, and nothing unfinished is left behind."""
         import obstore
 
         with _translated(self.url, key):
@@ -215,7 +216,7 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
     }
     try:
         options: dict[str, Any] = dict(parse_qsl(parts.query, strict_parsing=True) if parts.query else [])
-        if options.get("endpoint", "").startswith("http://"):
+        if any(value.startswith("http://") for value in options.values()):  # whatever the store calls its endpoint
             client["allow_http"] = True
         store = cast(Any, from_url)(
             f"{parts.scheme}://{parts.netloc}{parts.path}",

@@ -1,27 +1,15 @@
-"""What several folders' tests share: a real S3 server on loopback, and buckets that nobody else uses."""
+"""What several folders' tests share: real object stores on loopback, and buckets that nobody else uses."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-# Ends with its parent, however that ends: its standard input is closed then.
-_S3_SERVER = """
-import logging, sys
-from moto.server import ThreadedMotoServer
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
+from tests.stores import azurite, gcs, s3
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,27 +27,50 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """URL of a moto S3 server in a process of its own, on a port that the kernel chose."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        assert port, f"the S3 server ended with {server.wait()} before it listened"
-        yield f"http://127.0.0.1:{port}"
-        server.kill()
+    """URL of a moto S3 server."""
+    with s3.serving() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def azurite_endpoint() -> Iterator[str]:
+    """URL of the account of an Azurite server."""
+    try:
+        with azurite.serving() as endpoint:
+            yield endpoint
+    except azurite.NotInstalled as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint() -> Iterator[str]:
+    """URL of our own server of Google Cloud Storage."""
+    with gcs.serving() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
 def s3_url(s3_endpoint: str) -> str:
     """URL of a prefix in a new, empty S3 bucket, with all that ``open_bucket`` needs."""
-    bucket = f"bucket-{uuid.uuid4().hex}"
-    request = urllib.request.Request(f"{s3_endpoint}/{bucket}", method="PUT")
-    with urllib.request.urlopen(request, timeout=30):
-        pass
-    options = f"endpoint={s3_endpoint}&region=us-east-1&access_key_id=test&secret_access_key=test"
-    return f"s3://{bucket}/prefix?{options}"
+    bucket = _new_name()
+    s3.create(s3_endpoint, bucket)
+    return s3.url(s3_endpoint, bucket)
+
+
+@pytest.fixture
+def az_url(azurite_endpoint: str) -> str:
+    """URL of a prefix in a new, empty container of Azure Blob Storage."""
+    container = _new_name()
+    azurite.create(azurite_endpoint, container)
+    return azurite.url(azurite_endpoint, container)
+
+
+@pytest.fixture
+def gs_url(gcs_endpoint: str) -> str:
+    """URL of a prefix in a new, empty bucket of Google Cloud Storage."""
+    bucket = _new_name()
+    gcs.create(gcs_endpoint, bucket)
+    return gcs.url(gcs_endpoint, bucket)
 
 
 @pytest.fixture
@@ -68,8 +79,12 @@ def file_url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/bucket"
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", "s3", "az", "gs"])
 def bucket_url(request: pytest.FixtureRequest) -> str:
-    """The test runs twice: on a folder and on S3."""
+    """The test runs on a folder, on S3, on Azure Blob Storage and on Google Cloud Storage."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
+
+
+def _new_name() -> str:
+    return f"bucket-{uuid.uuid4().hex}"

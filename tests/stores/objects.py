@@ -1,0 +1,149 @@
+"""Objects in buckets, in memory, with conditional writes: what ``gcs.py`` serves. Threads share one ``Buckets``."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+PAGE = 10
+"""Most names in one page of a listing: few, so that a test which lists a dozen objects turns a page."""
+
+
+class Refusal(Exception):
+    """HTTP's status, and Google's code and message."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+def no_bucket() -> Refusal:
+    return Refusal(404, "NoSuchBucket", "The specified bucket does not exist.")
+
+
+def no_object() -> Refusal:
+    return Refusal(404, "NoSuchKey", "The specified key does not exist.")
+
+
+def no_upload() -> Refusal:
+    return Refusal(404, "NoSuchUpload", "The requested upload was not found.")
+
+
+def no_part() -> Refusal:
+    return Refusal(400, "InvalidPart", "One or more of the specified parts could not be found.")
+
+
+def unmet() -> Refusal:
+    return Refusal(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    data: bytes
+    tag: str
+    """Of the content, in quotes."""
+    generation: int
+    """Grows with every write, in all buckets. No object has 0."""
+    modified: datetime
+
+
+class Page(NamedTuple):
+    names: dict[str, Object | None]
+    """Keys with their objects, and common prefixes, in order."""
+    last: str | None
+    """The name that the next page begins after; ``None`` if there is none."""
+
+
+@dataclass
+class Buckets:
+    """Every method does what it does at one instant, as seen by the others. All raise ``Refusal``."""
+
+    _buckets: dict[str, dict[str, Object]] = field(default_factory=dict)
+    _uploads: dict[str, dict[int, Object]] = field(default_factory=dict)
+    """The parts of each upload in parts that is under way."""
+    _generations: Iterator[int] = field(default_factory=lambda: itertools.count(time.time_ns() // 1000))
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def create(self, bucket: str) -> None:
+        with self._lock:
+            self._buckets.setdefault(bucket, {})
+
+    def read(self, bucket: str, key: str) -> Object:
+        with self._lock:
+            if found := self._objects(bucket).get(key):
+                return found
+            raise no_object()
+
+    def write(self, bucket: str, key: str, data: bytes, generation: int | None = None) -> Object:
+        """Only over this ``generation``, when one is given; 0 means that nothing is there."""
+        new = self._object(data)
+        with self._lock:
+            objects = self._objects(bucket)
+            there = objects[key].generation if key in objects else 0
+            if generation is not None and generation != there:
+                raise unmet()
+            objects[key] = new
+            return new
+
+    def remove(self, bucket: str, key: str) -> None:
+        with self._lock:
+            if self._objects(bucket).pop(key, None) is None:
+                raise no_object()
+
+    def page(self, bucket: str, prefix: str, delimiter: str, after: str) -> Page:
+        names: dict[str, Object | None] = {}
+        with self._lock:
+            for key, there in self._objects(bucket).items():
+                if key.startswith(prefix):
+                    head, cut, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+                    names[prefix + head + cut if cut else key] = None if cut else there
+        following = sorted(name for name in names if name > after)
+        shown = following[:PAGE]
+        return Page({name: names[name] for name in shown}, shown[-1] if len(following) > PAGE else None)
+
+    def begin(self, bucket: str) -> str:
+        with self._lock:
+            self._objects(bucket)
+            upload = f"upload-{next(self._generations)}"
+            self._uploads[upload] = {}
+            return upload
+
+    def add(self, upload: str, number: int, data: bytes) -> Object:
+        part = self._object(data)
+        with self._lock:
+            self._parts(upload)[number] = part
+            return part
+
+    def finish(self, bucket: str, key: str, upload: str, wanted: list[tuple[int, str]]) -> Object:
+        """Make one object of the parts in ``wanted``: each a number, and the tag of what it must hold."""
+        with self._lock:
+            parts = self._parts(upload)
+            if not wanted or any(number not in parts or parts[number].tag != tag for number, tag in wanted):
+                raise no_part()
+            whole = self.write(bucket, key, b"".join(parts[number].data for number, _ in wanted))
+            del self._uploads[upload]
+            return whole
+
+    def abort(self, upload: str) -> None:
+        with self._lock:
+            self._parts(upload)
+            del self._uploads[upload]
+
+    def _object(self, data: bytes) -> Object:
+        return Object(data, f'"{hashlib.md5(data).hexdigest()}"', next(self._generations), datetime.now(UTC))
+
+    def _objects(self, bucket: str) -> dict[str, Object]:
+        if bucket not in self._buckets:
+            raise no_bucket()
+        return self._buckets[bucket]
+
+    def _parts(self, upload: str) -> dict[int, Object]:
+        if upload not in self._uploads:
+            raise no_upload()
+        return self._uploads[upload]
