@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from gpuctl.cluster.errors import BadInput, StoreError, StoreUnavailable
-from gpuctl.cluster.refusals import conflicts, in_our_words, is_no_bucket, shown
+from gpuctl.cluster.refusals import conflicts, first_line, in_our_words, is_no_bucket, is_past_the_end, shown
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -63,7 +64,7 @@ class Store(Protocol):
         ...
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Bytes ``[start, end)`` of an object that exists; ``FileNotFoundError`` if it does not."""
+        """Bytes ``[start, end)`` of an object, fewer if it ends before; ``FileNotFoundError`` if there is none."""
         ...
 
     def put(self, key: str, data: bytes | memoryview) -> None: ...
@@ -112,7 +113,7 @@ class Bucket:
             return list(pool.map(self.get, keys))
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Bytes ``[start, end)`` of an object that exists; ``FileNotFoundError`` if it does not."""
+        """Bytes ``[start, end)`` of an object, fewer if it ends before; ``FileNotFoundError`` if there is none."""
         import obstore
 
         missing: FileNotFoundError
@@ -123,6 +124,10 @@ class Bucket:
                 if is_no_bucket(error):
                     raise
                 missing = error
+            except obstore.exceptions.BaseError as error:
+                if is_past_the_end(error):
+                    return memoryview(b"")
+                raise
         raise missing
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -142,6 +147,8 @@ class Bucket:
                     obstore.put(self.raw, key, data, mode="create", use_multipart=False)
                     return True
                 except (AlreadyExistsError, PreconditionError) as error:
+                    if is_no_bucket(error):
+                        raise
                     if not conflicts(error):
                         return False
                     if pause_s is None:
@@ -196,6 +203,8 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
         )
     if parts.fragment:
         raise BadInput(f"{shown(url)!r} has a '#' in it", "write it as %23")
+    if not re.fullmatch(r"[ -~]*", unquote(parts.query)):  # obstore would panic
+        raise BadInput(f"an option of {shown(url)!r} has a character that no header can carry", "write it anew")
     from obstore.store import LocalStore, MemoryStore, from_url
 
     if parts.scheme == "memory":
@@ -206,7 +215,7 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
             return Bucket(LocalStore(folder, automatic_cleanup=False, mkdir=True), url)
         except Exception as error:
             raise StoreError(
-                f"cannot open the folder {folder}: {_first_line(error)}", "choose another --bucket"
+                f"cannot open the folder {folder}: {first_line(str(error))}", "choose another --bucket"
             ) from error
     client: dict[str, Any] = {"connect_timeout": timedelta(seconds=3), "timeout": timedelta(seconds=timeout_s)}
     retry: Any = {
@@ -226,7 +235,7 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
         )
     except Exception as error:
         raise BadInput(
-            f"cannot open the bucket {shown(url)!r}: {_first_line(error)}", "check the URL and its options"
+            f"cannot open the bucket {shown(url)!r}: {first_line(str(error))}", "check the URL and its options"
         ) from error
     return Bucket(store, url, patience_s=patience_s, timeout_s=timeout_s)
 
@@ -281,7 +290,3 @@ def _translated(url: str, key: str) -> Iterator[None]:
         yield
     except (obstore.exceptions.BaseError, OSError, ValueError) as error:
         raise in_our_words(error, url, key) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

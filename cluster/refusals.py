@@ -17,7 +17,7 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 _WRONG = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -38,7 +38,7 @@ def in_our_words(error: Exception, url: str, key: str) -> GpuctlError:
         return StoreUnavailable(f"found no credentials for the bucket {bucket}", f"set {names} in the environment")
     if isinstance(error, ValueError):
         return StoreError(f"{key!r} cannot be a key in the bucket {bucket}: {why}", "use other names")
-    if isinstance(error, FileNotFoundError) or code in _NO_BUCKET:
+    if isinstance(error, FileNotFoundError) or is_no_bucket(error):
         return StoreError(f"there is no bucket {bucket}: {why}", "create it first, or check its name and region")
     if _is_permission(error) or status in (401, 403) or number in _FORBIDDEN:
         return StoreError(f"the bucket {bucket} refuses {key!r}: {why}", "check its credentials and its policy")
@@ -52,9 +52,18 @@ def in_our_words(error: Exception, url: str, key: str) -> GpuctlError:
     return StoreUnavailable(f"the bucket {bucket} did not answer for {key!r}: {why}", "try again")
 
 
-def is_no_bucket(error: FileNotFoundError) -> bool:
+def is_no_bucket(error: Exception) -> bool:
     """It is the bucket that is missing, not the object."""
-    return _code(str(error)) in _NO_BUCKET
+    text = str(error)
+    # Azure deletes in batches, and of what is wrong within one obstore tells the message only.
+    return _code(text) in _NO_BUCKET or "The specified container does not exist" in text
+
+
+def is_past_the_end(error: Exception) -> bool:
+    """The object is there, and ends before the range that was asked for begins."""
+    text = str(error)
+    # The last is how Azurite speaks of an object without content.
+    return _status(text) == 416 or "StartTooLarge" in text or '"bytes 0--1/0"' in text
 
 
 def conflicts(error: Exception) -> bool:
@@ -77,7 +86,7 @@ def _is_permission(error: Exception) -> bool:
 
 
 def _status(text: str) -> int:
-    found = re.search(r"status code: (\d{3})", text)
+    found = re.search(r"(?:status code: |\(code: )(\d{3})", text)  # of the answer, or of one in Azure's batch
     return int(found[1]) if found else 0
 
 
@@ -94,11 +103,17 @@ def _number(text: str) -> int:
 def _why(text: str) -> str:
     """One short line: the store's own code and message, or the cause that obstore's debug output ends with."""
     if code := _code(text):
-        message = re.search(r"<Message>([^<]*)</Message>", text)
-        return f"{code}, {message[1]}" if message and message[1] else code
+        message = re.search(r"<Message>\s*([^<\n]*)", text)  # Azure's has more lines
+        told = message[1].strip().rstrip(".") if message else ""
+        return f"{code}, {told}" if told else code
     head, _, debug = text.partition("\n\nDebug source:")
     if "error sending request" in head:
         cause = re.findall(r'(?:message|error): "([^"]+)"', debug)
         return cause[-1] if cause else "it took too long" if "TimedOut" in debug else "the connection broke"
-    line = head.strip().split("\n", 1)[0]
-    return re.sub(r"^Generic \w+ error: ", "", line) or "unknown"
+    return first_line(head)
+
+
+def first_line(text: str) -> str:
+    """Of an error's text, without obstore's name for the store."""
+    line = text.strip().split("\n", 1)[0]
+    return re.sub(r"^Generic \w+ error: ", "", line).rstrip(".") or "unknown"

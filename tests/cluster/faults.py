@@ -200,7 +200,11 @@ class FaultyStore:
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         return [self.get(key) for key in keys]
 
-    def put(self, key: str, data: bytes) -> None:
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        answer: memoryview = self._call("get_range", key, start, end)
+        return answer
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
         self._call("put", key, data)
 
     def create(self, key: str, data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The bucket on a folder and on a real S3 server, through a proxy that spoils exchanges."""
+"""The bucket on a folder and on real servers, also through a proxy that spoils exchanges."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
 
 import pytest
 
 from gpuctl.cluster.bucket import SCHEMES, Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
 from tests.cluster.faults import FaultyStore, Proxy, Spoil
+from tests.stores import azurite, gcs, s3
 
 _VERBS: dict[str, Callable[[Bucket], object]] = {
     "get": lambda bucket: bucket.get("k"),
@@ -28,6 +32,21 @@ _VERBS: dict[str, Callable[[Bucket], object]] = {
 _METHODS = ("GET", "PUT", "POST", "DELETE")
 
 
+class Kind(Protocol):
+    """A module of ``tests.stores``."""
+
+    def create(self, endpoint: str, bucket: str, /) -> None: ...
+
+    def url(self, endpoint: str, bucket: str, secret: str = ..., /) -> str: ...
+
+
+_SERVERS: dict[str, tuple[str, Kind]] = {
+    "s3": ("s3_endpoint", s3),
+    "az": ("azurite_endpoint", azurite),
+    "gs": ("gcs_endpoint", gcs),
+}
+
+
 @pytest.fixture
 def proxy(s3_endpoint: str) -> Iterator[Proxy]:
     with Proxy(s3_endpoint).running() as proxy:
@@ -38,6 +57,24 @@ def proxy(s3_endpoint: str) -> Iterator[Proxy]:
 def bucket(proxy: Proxy, s3_url: str, s3_endpoint: str) -> Bucket:
     """On S3, behind ``proxy``, with little patience."""
     return open_bucket(s3_url.replace(s3_endpoint, proxy.url), patience_s=0.3, timeout_s=0.8)
+
+
+@pytest.fixture(params=_SERVERS)
+def server(request: pytest.FixtureRequest) -> tuple[Kind, str]:
+    """Each kind of server in turn, and where it is."""
+    endpoint, kind = _SERVERS[request.param]
+    return kind, request.getfixturevalue(endpoint)
+
+
+@pytest.fixture
+def spoiled(server: tuple[Kind, str]) -> Iterator[tuple[Proxy, Bucket]]:
+    """A proxy before each kind of server, and a bucket behind it, with little patience."""
+    kind, endpoint = server
+    name = f"bucket-{uuid.uuid4().hex}"
+    kind.create(endpoint, name)
+    with Proxy(endpoint).running() as proxy:
+        through = proxy.url + urlsplit(endpoint).path
+        yield proxy, open_bucket(kind.url(through, name), patience_s=0.3, timeout_s=0.8)
 
 
 # -- what every bucket does -------------------------------------------------------------------------------------------
@@ -53,7 +90,7 @@ def test_a_bucket_keeps_what_is_put_and_lists_it_in_order(bucket_url: str) -> No
     assert bucket.list("nothing") == []
     assert bucket.get("nodes/a.json") == b"nodes/a.json"
     assert bucket.get_many(["nodes/a.json", "no", "nodes.json"]) == [b"nodes/a.json", None, b"nodes.json"]
-    assert bucket.get_range("nodes/a.json", 2, 5) == b"des"
+    assert bytes(bucket.get_range("nodes/a.json", 2, 5)) == b"des"
 
 
 def test_a_listing_tells_when_an_object_has_changed(bucket_url: str) -> None:
@@ -73,6 +110,39 @@ def test_a_missing_object_is_no_error(bucket_url: str) -> None:
     bucket.delete(["a/b", "c"])
     with pytest.raises(FileNotFoundError):
         bucket.get_range("a/b", 0, 1)
+
+
+def test_a_range_is_cut_where_the_object_ends(bucket_url: str) -> None:
+    bucket = open_bucket(bucket_url)
+    bucket.put("k", b"012345")
+    bucket.put("empty", b"")
+    ranges = {(0, 6): b"012345", (2, 3): b"2", (4, 9): b"45", (5, 6): b"5", (6, 7): b"", (9, 12): b""}
+    assert {(start, end): bytes(bucket.get_range("k", start, end)) for start, end in ranges} == ranges
+    assert bucket.get("empty") == bytes(bucket.get_range("empty", 0, 1)) == b""
+
+
+def test_a_long_listing_is_whole_and_begins_where_it_is_told(bucket_url: str) -> None:
+    bucket = open_bucket(bucket_url)
+    keys = [f"log/{n:03}" for n in range(25)]
+    for key in (*keys, "log2/000", "log"[:2]):
+        bucket.put(key, b"1")
+    assert [e.key for e in bucket.list("log")] == keys
+    for after in ("log", "log/000", "log/0105", "log/011", "log/023", "log/024", "log/1", "m", "a"):
+        assert [e.key for e in bucket.list("log", after=after)] == [key for key in keys if key > after]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a b", "ü/é", "50%", "a%2Fb", "a+b", "a#b", "a?b=c&d", "a~b", "'a'", '"a"', "<&>", "a:b", "[x]", "..a", ".a"],
+)
+def test_a_key_may_have_any_sign(bucket_url: str, key: str) -> None:
+    bucket = open_bucket(bucket_url)
+    assert bucket.create(key, key.encode()) is True
+    assert bucket.create(key, b"") is False
+    assert bucket.get(key) == bytes(bucket.get_range(key, 0, 99)) == key.encode()
+    assert [e.key for e in bucket.list("")] == [key]
+    bucket.delete([key])
+    assert bucket.list("") == []
 
 
 def test_create_writes_once(bucket_url: str) -> None:
@@ -151,6 +221,8 @@ def test_a_relative_file_url_is_refused_with_the_absolute_one(
         ("s3://bucket/p?nonsense=1", "cannot open the bucket"),
         ("s3://bucket/p?nonsense", "cannot open the bucket"),
         ("s3://bucket/p#1", "write it as %23"),
+        ("gs://bucket/p?bearer_token=a%0Ab", "a character that no header can carry"),
+        ("gs://bucket/p?bearer_token=%C3%BC", "a character that no header can carry"),
         ("file:///tmp/a?b", "write it as %3F"),
         ("file:///tmp/a#b", "write it as %23"),
     ],
@@ -203,24 +275,65 @@ def test_a_refusal_is_told_at_once(proxy: Proxy, bucket: Bucket, verb: str, stat
     assert len(proxy.seen) == 1
 
 
-def test_a_bucket_that_does_not_exist_is_named(s3_endpoint: str) -> None:
-    options = f"endpoint={s3_endpoint}&region=us-east-1&access_key_id=a&secret_access_key=b"
-    bucket = open_bucket(f"s3://no-such-bucket/p?{options}", patience_s=1.0)
-    for verb in _VERBS.values():
-        with pytest.raises(StoreError, match="there is no bucket s3://no-such-bucket/p: NoSuchBucket"):
+def test_a_bucket_that_does_not_exist_is_named(server: tuple[Kind, str]) -> None:
+    kind, endpoint = server
+    url = kind.url(endpoint, "no-such-bucket")
+    bucket = open_bucket(url, patience_s=1.0)
+    for verb in (*_VERBS.values(), probe):
+        with pytest.raises(StoreError, match=f"there is no bucket {url.partition('?')[0]}: ") as caught:
             verb(bucket)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_container_that_is_being_deleted_is_none_and_nobody_won_there(proxy: Proxy, bucket: Bucket) -> None:
+    proxy.plan("refuse", "PUT", times=2, status=409, code="ContainerBeingDeleted")
+    for write in (bucket.put, bucket.create):
+        with pytest.raises(StoreError, match=r"there is no bucket .*: ContainerBeingDeleted"):
+            write("k", b"1")
+
+
+@pytest.mark.parametrize(("fixture", "kind"), [("azurite_endpoint", azurite), ("gcs_endpoint", gcs)])
+def test_wrong_credentials_are_told_in_one_line(request: pytest.FixtureRequest, fixture: str, kind: Kind) -> None:
+    """Moto believes everybody."""
+    endpoint, name = request.getfixturevalue(fixture), f"bucket-{uuid.uuid4().hex}"
+    kind.create(endpoint, name)
+    bucket = open_bucket(kind.url(endpoint, name, "YWFhYQ=="), patience_s=1.0)
+    for verb in (*_VERBS.values(), probe):
+        with pytest.raises(StoreError, match=r"refuses '(k|probe/\w+)': Auth\w+, .*; check its credentials") as caught:
+            verb(bucket)
+        assert "\n" not in str(caught.value)
+        assert "YWFhYQ" not in str(caught.value)
+
+
+def test_credentials_that_may_not_delete_on_azure_are_told(azurite_endpoint: str) -> None:
+    """Azure answers to a batch of one, and what it says of that one stands within."""
+    name = f"bucket-{uuid.uuid4().hex}"
+    azurite.create(azurite_endpoint, name)
+    bucket = open_bucket(azurite.shared_url(azurite_endpoint, name, may="rcwl"), patience_s=1.0)
+    bucket.put("k", b"1")
+    with pytest.raises(StoreError, match=r"refuses 'k': .*not authorized"):
+        bucket.delete(["k"])
+    assert bucket.get("k") == b"1"
 
 
 # -- a store that stumbles --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", _VERBS)
-@pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (500, "InternalError"), (429, "TooManyRequests")])
-def test_a_busy_store_is_asked_again(proxy: Proxy, bucket: Bucket, verb: str, status: int, code: str) -> None:
-    if verb == "get_range":
-        bucket.put("k", b"1")
+@pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (429, "TooManyRequests")])
+def test_a_busy_store_is_asked_again(spoiled: tuple[Proxy, Bucket], verb: str, status: int, code: str) -> None:
+    proxy, bucket = spoiled
+    bucket.put("k", b"1")
     for method in _METHODS:
         proxy.plan("refuse", method, times=1, status=status, code=code)
+    _VERBS[verb](bucket)
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_a_store_that_has_an_accident_is_asked_again(proxy: Proxy, bucket: Bucket, verb: str) -> None:
+    bucket.put("k", b"1")
+    for method in _METHODS:
+        proxy.plan("refuse", method, times=1, status=500, code="InternalError")
     _VERBS[verb](bucket)
 
 
@@ -255,8 +368,9 @@ def test_azures_conflict_is_a_defeat(proxy: Proxy, bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["reset", "land-cut", "land-reset"])
-def test_a_broken_connection_is_mended_or_told(proxy: Proxy, bucket: Bucket, spoil: Spoil) -> None:
+def test_a_broken_connection_is_mended_or_told(spoiled: tuple[Proxy, Bucket], spoil: Spoil) -> None:
     """A read is repeated. Of a conditional put the caller learns that the outcome is open."""
+    proxy, bucket = spoiled
     bucket.put("k", b"x" * 200_000)
     proxy.plan(spoil, "GET")
     assert bucket.get("k") == b"x" * 200_000

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from tests.stores.serving import started
 
@@ -47,9 +47,8 @@ def create(endpoint: str, container: str) -> None:
     date = formatdate(usegmt=True)
     headers = {"x-ms-date": date, "x-ms-version": _SPOKEN}
     signed = "\n".join(f"{name}:{value}" for name, value in headers.items())
-    text = "PUT" + "\n" * 12 + f"{signed}\n/{_ACCOUNT}/{_ACCOUNT}/{container}\nrestype:container"
-    signature = hmac.new(base64.b64decode(_SECRET), text.encode(), hashlib.sha256).digest()
-    headers |= {"Authorization": f"SharedKey {_ACCOUNT}:{base64.b64encode(signature).decode()}", "Content-Length": "0"}
+    signature = _signature("PUT" + "\n" * 12 + f"{signed}\n/{_ACCOUNT}/{_ACCOUNT}/{container}\nrestype:container")
+    headers |= {"Authorization": f"SharedKey {_ACCOUNT}:{signature}", "Content-Length": "0"}
     request = urllib.request.Request(f"{endpoint}/{container}?restype=container", headers=headers, method="PUT")
     with urllib.request.urlopen(request, timeout=30):
         pass
@@ -58,6 +57,22 @@ def create(endpoint: str, container: str) -> None:
 def url(endpoint: str, container: str, secret: str = _SECRET) -> str:
     """What ``open_bucket`` takes for a prefix in ``container``."""
     return f"az://{container}/prefix?endpoint={endpoint}&account_name={_ACCOUNT}&account_key={quote(secret, safe='')}"
+
+
+def shared_url(endpoint: str, container: str, may: str) -> str:
+    """As ``url``, with a signature for the container that allows ``may`` only: of "racwdl", in this order.
+
+    Source: learn.microsoft.com, "Create a service SAS", version 2020-12-06 and later.
+    """
+    until, spoken = "2099-01-01T00:00:00Z", "2020-12-06"
+    place = f"/blob/{_ACCOUNT}/{container}"
+    signature = _signature("\n".join([may, "", until, place, "", "", "", spoken, "c", *[""] * 7]))
+    key = urlencode({"sp": may, "se": until, "sv": spoken, "sr": "c", "sig": signature})
+    return f"az://{container}/prefix?endpoint={endpoint}&account_name={_ACCOUNT}&sas_key={quote(key, safe='')}"
+
+
+def _signature(text: str) -> str:
+    return base64.b64encode(hmac.new(base64.b64decode(_SECRET), text.encode(), hashlib.sha256).digest()).decode()
 
 
 def _program() -> Path:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -43,7 +43,7 @@ def create(endpoint: str, bucket: str) -> None:
 
 def url(endpoint: str, bucket: str, secret: str = _TOKEN) -> str:
     """What ``open_bucket`` takes for a prefix in ``bucket``."""
-    return f"gs://{bucket}/prefix?base_url={endpoint}&bearer_token={secret}"
+    return f"gs://{bucket}/prefix?base_url={endpoint}&bearer_token={quote(secret, safe='')}"
 
 
 class _Server(ThreadingHTTPServer):

@@ -6,6 +6,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 from tests.stores.serving import started
 
@@ -34,4 +35,5 @@ def create(endpoint: str, bucket: str) -> None:
 
 def url(endpoint: str, bucket: str, secret: str = "test") -> str:
     """What ``open_bucket`` takes for a prefix in ``bucket``. The server believes any ``secret``."""
-    return f"s3://{bucket}/prefix?endpoint={endpoint}&region=us-east-1&access_key_id=test&secret_access_key={secret}"
+    options = f"endpoint={endpoint}&region=us-east-1&access_key_id=test&secret_access_key={quote(secret, safe='')}"
+    return f"s3://{bucket}/prefix?{options}"
