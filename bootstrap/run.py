@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import Fenced
 from gpuctl.cluster.records import NodeExit, Progress, RankExit, Round
 from gpuctl.cluster.rounds import CANCELLED
-from gpuctl.cluster.worker import AWARE, DRAINED, PROGRESS, WorkerContext
+from gpuctl.cluster.worker import AWARE, DEADLINE, DRAINED, PROGRESS, WorkerContext
 from gpuctl.trainers.launch import LaunchSpec, WorkerFailure, needs_fresh
 
 NodeExitStatus = Literal["completed", "drained", "failed", "stopped"]
@@ -91,6 +92,8 @@ class Run:
         now = self._clock.monotonic()
         if self._give_up_at is None:
             self._give_up_at = now + round_.drain_s
+            with contextlib.suppress(OSError):  # then they do not know, and do their best
+                (self.context.round_dir / DEADLINE).write_text(f"{self._give_up_at:.3f}")
         for pid in self._workers():
             if pid not in self._asked and (round_.reason == CANCELLED or self._listens(pid)):
                 self._asked.add(pid)

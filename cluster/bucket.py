@@ -63,11 +63,7 @@ class Store(Protocol):
         """``get`` of each, in order; at the same time where that is quicker."""
         ...
 
-    def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Bytes ``[start, end)`` of an object, fewer if it ends before; ``FileNotFoundError`` if there is none."""
-        ...
-
-    def put(self, key: str, data: bytes | memoryview) -> None: ...
+    def put(self, key: str, data: bytes) -> None: ...
 
     def create(self, key: str, data: bytes) -> bool:
         """Write ``key`` if nobody has; ``False`` if it was there. After a lost answer, a retry inside the client may
@@ -81,6 +77,16 @@ class Store(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Remove what is there; a missing key is not an error."""
         ...
+
+
+class PartStore(Store, Protocol):
+    """What the parts of checkpoints need besides."""
+
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Bytes ``[start, end)`` of an object that exists; ``FileNotFoundError`` if it does not."""
+        ...
+
+    def put(self, key: str, data: bytes | memoryview) -> None: ...
 
 
 class Bucket:

@@ -40,3 +40,7 @@ class Fenced(GpuctlError):
 
 class CorruptRecord(GpuctlError):
     """A document in the bucket does not have the shape this version of gpuctl writes."""
+
+
+class Damaged(GpuctlError):
+    """A file of a committed checkpoint is missing or is not what was written."""

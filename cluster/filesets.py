@@ -271,10 +271,10 @@ def _size(store: Bucket, key: str) -> int | None:
         raise in_our_words(error, store.url, key) from error
 
 
-def _ranges(store: Bucket, key: str, size: int, pool: ThreadPoolExecutor) -> Iterator[bytes]:
+def _ranges(store: Bucket, key: str, size: int, pool: ThreadPoolExecutor) -> Iterator[memoryview]:
     """The chunks of an object in order, a few of them on their way."""
     starts: Iterable[int] = range(0, size, _CHUNK_BYTES)
-    waiting: deque[Future[bytes]] = deque()
+    waiting: deque[Future[memoryview]] = deque()
     for start in starts:
         waiting.append(pool.submit(store.get_range, key, start, min(size, start + _CHUNK_BYTES)))
         if len(waiting) >= _AT_ONCE:

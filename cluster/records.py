@@ -199,12 +199,23 @@ class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     step: int
     round: int
     path: str
-    """Key prefix of its files, below the job's checkpoint folder."""
+    """Key prefix of its manifest and its own parts, below the job's checkpoint folder."""
+    digest: str
+    """Of its manifest (see ``manifest``)."""
     bytes: int
+    """All that it consists of."""
+    written: int
+    """Those of ``bytes`` that were uploaded for it; the rest belongs to earlier checkpoints as well."""
     world: int
+    """How many ranks wrote it."""
     at: float = 0.0
-    sha256: dict[str, str] = {}
-    """Digest of each file under ``path``."""
+    took_s: float = 0.0
+    """From the copy to host memory to this commit."""
+    reason: Literal["asked", "interval", "notice"] = "asked"
+    left_s: float | None = None
+    """Of one that a notice caused: seconds that were left before the machine would be taken."""
+    metrics: dict[str, float] = {}
+    """What the script said of this step, for ``best`` in a retention."""
 
 
 class CheckpointLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

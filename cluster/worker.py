@@ -19,6 +19,8 @@ In ``GPUCTL_ROUND_DIR``:
   worker with local rank 0 after each optimizer step.
 - ``metrics.jsonl``: one JSON line per record, appended with one ``write`` each by global rank 0.
 - ``aware.<local_rank>``: this worker writes its last checkpoint itself when it gets SIGTERM.
+- ``deadline``: written by the agent before it asks the workers to stop: when it will kill them, in seconds on this
+  machine's monotonic clock.
 - ``drained.<local_rank>``: it did so, and its exit code 0 does not mean that the training is over.
 
 A worker is asked to stop (a notice, a changed world, a cancelled job) by SIGTERM, and is killed when the time is up.
@@ -35,6 +37,7 @@ PROGRESS = "progress"
 METRICS = "metrics.jsonl"
 AWARE = "aware"
 DRAINED = "drained"
+DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ def main() -> None:
         if rank == 0 and (step + 1) % 50 == 0:
             print(f"step {step + 1} loss {loss.item():.3f}", flush=True)
         checkpointer.step(step + 1, state)
+    checkpointer.save(options.steps, state)
+    checkpointer.wait()
     if rank == 0:
         print("".join(map(chr, written(model, b"def ", 120).tolist())))
 

@@ -77,6 +77,15 @@ class Notice:
             self._stop_at = self._ask(step, world)
         return self._stop_at is not None and step >= self._stop_at
 
+    def deadline(self) -> float | None:
+        """On the monotonic clock: when the workers are killed; ``None`` if nobody has said."""
+        if self._context is None:
+            return None
+        try:
+            return float((self._context.round_dir / worker.DEADLINE).read_text())
+        except (OSError, ValueError):
+            return None
+
     def _ask(self, step: int, world: World) -> int | None:
         if self._store is None:
             self._store = _store()

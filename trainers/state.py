@@ -1,23 +1,24 @@
-"""What a checkpoint holds of a training run, for ``torch.distributed.checkpoint`` to plan.
+"""What a checkpoint holds of a training run, and how it comes back.
 
 A *state* is a dict of names: models and their optimizers by their parameters' full names (without DDP's, FSDP's or the
 compiler's prefixes, so that any world and any wrapping can read it), other objects by their ``state_dict``, and plain
-values as they are. In a checkpoint it is flat: each tensor under its dotted name, the skeleton of the rest in
-``@plain``, and each rank's random number generators in ``@rng.<rank>``.
+values as they are. In a checkpoint it is flat: each tensor under its dotted name, the skeleton of the rest of item
+``model`` in ``@plain.model``, and each rank's random number generators in ``@rng.<rank>``.
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, LoadPlan, Metadata
+from torch.distributed.checkpoint import Metadata
 from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
-from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -27,83 +28,95 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.errors import BadInput, Damaged
+from gpuctl.cluster.manifest import Manifest, TensorIndex
 from gpuctl.trainers.plain import names, pack, unpack
 from gpuctl.trainers.rng import rng_state, set_rng_state
-from gpuctl.trainers.storage import BucketReader, TensorIndex, dtype_of
 
 State = MutableMapping[str, Any]
 
-_PLAIN = "@plain"
 _HINT = "use another checkpoint folder, or the model that this one was made with"
 
 
-class SavePlanner(DefaultSavePlanner):
-    """Plans ``state`` of this rank. What all ranks hold alike (parameters, optimizer states) is shared out among them;
-    shards are each rank's own; all else is rank 0's, whose buffers are the ones DDP goes by."""
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What this rank has of a state at one moment. Nothing is copied yet."""
 
-    def __init__(self, state: State, rank: int) -> None:
-        super().__init__(flatten_state_dict=False)
-        self.flat: dict[str, Any] = {f"@rng.{rank}": pack(rng_state(), "rng", {})}
-        skeletons = {}
-        for name, item in state.items():
-            tensors: dict[str, torch.Tensor] = {}
-            skeletons[name] = pack(_value_of(item, state), name, tensors)
-            self.flat |= tensors if rank == 0 else _alike(item, tensors, state)
-        if rank == 0:
-            self.flat[_PLAIN] = skeletons
-
-    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002  (torch's name)
-        if write_item.type == WriteItemType.BYTE_IO:
-            return io.BytesIO(json.dumps(object).encode())
-        return object
+    tensors: dict[str, torch.Tensor]
+    """By dotted name. A ``DTensor`` is this rank's shard of one."""
+    alike: set[str]
+    """Those that all ranks hold alike: parameters and optimizer states. All other tensors that are no shards are rank
+    0's to write, whose buffers are the ones that DDP goes by."""
+    frozen: set[str]
+    """Parameters that are not trained."""
+    values: dict[str, bytes]
+    """JSON, by name."""
 
 
-class LoadPlanner(DefaultLoadPlanner):
-    """Plans how this rank loads ``state``, in place where it can. Names that the checkpoint has beyond those are left
-    alone. Raises ``BadInput`` naming the first tensor that differs before anything is read into ``state``."""
+def contents_of(state: State, rank: int) -> Contents:
+    """Raises ``BadInput`` naming what cannot be kept."""
+    contents = Contents({}, set(), set(), {f"@rng.{rank}": _json(pack(rng_state(), "rng", {}))})
+    for name, item in state.items():
+        tensors: dict[str, torch.Tensor] = {}
+        contents.values[f"@plain.{name}"] = _json(pack(_value_of(item, state), name, tensors))
+        contents.tensors.update(tensors)
+        if isinstance(item, torch.nn.Module):
+            parameters = {_address(p): p.requires_grad for p in item.parameters()}
+            contents.alike.update(found for found, t in tensors.items() if _address(t) in parameters)
+            contents.frozen.update(found for found, t in tensors.items() if not parameters.get(_address(t), True))
+        elif _is_by_parameter(item, state):
+            contents.alike.update(tensors)
+    return contents
 
-    def __init__(self, state: State, reader: BucketReader, rank: int) -> None:
-        super().__init__(flatten_state_dict=False)
-        self._state = state
-        self._reader = reader
-        self._rank = rank
-        self._skeletons: dict[str, Any] = {}
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._rng: Any = None
 
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],  # noqa: ARG002
-        metadata: Metadata | None = None,  # noqa: ARG002
-        is_coordinator: bool = False,
+class Targets:
+    """Where the tensors of a checkpoint go in ``state``, in place where they can. Names that the checkpoint has beyond
+    those are left alone.
+
+    ``value`` reads a JSON document of the checkpoint, ``None`` if it has none of that name. Raises ``BadInput`` naming
+    the first tensor that differs before anything is read into ``state``.
+    """
+
+    def __init__(
+        self, state: State, manifest: Manifest, at: str, rank: int, value: Callable[[str], bytes | None]
     ) -> None:
-        self.metadata = self._reader.metadata()
-        self.is_coordinator = is_coordinator
-        self._skeletons = self._reader.value(_PLAIN)
-        self._rng = self._reader.value(f"@rng.{self._rank}")
-        for name, item in self._state.items():
-            self._tensors |= self._targets(name, item)
-        self.state_dict = self.original_state_dict = self._tensors
+        self._state = state
+        self._manifest = manifest
+        self._at = f"checkpoint {at}"
+        self._skeletons: dict[str, Any] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        missing = [name for name in state if f"@plain.{name}" not in manifest.values]
+        if missing:
+            there = (name.removeprefix("@plain.") for name in manifest.values if name.startswith("@plain."))
+            raise BadInput(f"{self._at} has no {missing[0]!r}, only {', '.join(map(repr, there))}", _HINT)
+        for name, item in state.items():
+            self._skeletons[name] = self._parsed(f"@plain.{name}", value(f"@plain.{name}"))
+            self.tensors |= self._targets(name, item)
+        self._rng = self._parsed(f"@rng.{rank}", value(f"@rng.{rank}"))
 
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None
-        return create_default_local_load_plan(self._tensors, self.metadata)
+    def items(self) -> list[ReadItem]:
+        """Which box of which chunk goes into which box of which tensor: what torch plans for any pair of layouts."""
+        return list(create_default_local_load_plan(self.tensors, metadata_of(self._manifest, self.tensors)).items)
+
+    def box(self, item: ReadItem) -> torch.Tensor:
+        """The box of our own tensor that ``item`` fills, as a view."""
+        tensor = self.tensors[item.dest_index.fqn]
+        view = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            view = view.narrow(dim, offset, length)
+        return view
 
     def finish(self) -> None:
         """Hand the loaded values to their owners. A rank that the checkpoint's world did not have keeps its own random
         number generators."""
         for name, item in list(self._state.items()):
-            _set(name, item, unpack(self._skeletons[name], self._tensors), self._state)
+            _set(name, item, unpack(self._skeletons[name], self.tensors), self._state)
         if self._rng is not None:
             set_rng_state(unpack(self._rng, {}))
 
     def _targets(self, name: str, item: object) -> dict[str, torch.Tensor]:
         """The tensors to load ``item`` into."""
-        at = f"checkpoint {self._reader.entry.path}"
-        if name not in self._skeletons:
-            raise BadInput(f"{at} has no {name!r}, only {', '.join(map(repr, self._skeletons))}", _HINT)
-        kept = {found: self._reader.index().tensors[found] for found in names(self._skeletons[name])}
+        kept = {found: self._kept(found) for found in names(self._skeletons[name])}
         if not _is_by_parameter(item, self._state):
             # Such an object makes its own tensors, and judges by itself what it is given.
             return {found: torch.empty(tensor.shape, dtype=dtype_of(tensor)) for found, tensor in kept.items()}
@@ -113,8 +126,19 @@ class LoadPlanner(DefaultLoadPlanner):
         for found in [*ours, *(extra for extra in kept if extra not in ours)]:
             theirs, mine = _kind_kept(kept.get(found)), _kind(ours.get(found))
             if theirs != mine:
-                raise BadInput(f"{at} is of another model: {found} is {theirs} there and {mine} here", _HINT)
+                raise BadInput(f"{self._at} is of another model: {found} is {theirs} there and {mine} here", _HINT)
         return ours
+
+    def _parsed(self, name: str, text: bytes | None) -> Any:
+        try:
+            return None if text is None else json.loads(text)
+        except ValueError as error:
+            raise Damaged(f"{self._at} has no JSON in {name!r}") from error
+
+    def _kept(self, name: str) -> TensorIndex:
+        if name not in self._manifest.tensors:
+            raise Damaged(f"{self._at} has no tensor {name!r}, which it refers to")
+        return self._manifest.tensors[name]
 
     def _room(self, name: str, optimizer: Any) -> dict[str, Any]:
         """The state dict to load ``optimizer`` into. A parameter without a state when the checkpoint was made, because
@@ -127,9 +151,34 @@ class LoadPlanner(DefaultLoadPlanner):
             # No tensor tells whether it was the same kind of optimizer.
             theirs = {option for group in kept["param_groups"] for option in group}
             if lacks := sorted(optimizer.defaults.keys() - theirs):
-                at = f"checkpoint {self._reader.entry.path}"
-                raise BadInput(f"{at} is of another optimizer: {name!r} has no {', '.join(lacks)} there", _HINT)
+                raise BadInput(f"{self._at} is of another optimizer: {name!r} has no {', '.join(lacks)} there", _HINT)
         return {**room, "state": {k: v for k, v in room["state"].items() if k in kept["state"]}}
+
+
+def metadata_of(manifest: Manifest, wanted: Iterable[str]) -> Metadata:
+    """The index of the tensors ``wanted``, in the planners' words."""
+    known: dict[str, Any] = {}
+    for name in wanted:
+        tensor = manifest.tensors[name]
+        chunks = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
+        known[name] = TensorStorageMetadata(TensorProperties(dtype_of(tensor)), torch.Size(tensor.shape), chunks)
+    return Metadata(known)
+
+
+def dtype_of(tensor: TensorIndex) -> torch.dtype:
+    found = getattr(torch, tensor.dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise Damaged(f"this torch knows no dtype {tensor.dtype!r}", "use the version that wrote the checkpoint")
+    return found
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _address(tensor: torch.Tensor) -> tuple[int, int]:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.data_ptr(), local.numel()
 
 
 def _value_of(item: Any, state: State) -> Any:
@@ -203,14 +252,6 @@ def _is_by_parameter(item: object, state: State) -> bool:
 
 def _is_stateful(item: object) -> bool:
     return callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
-
-
-def _alike(item: object, tensors: dict[str, torch.Tensor], state: State) -> dict[str, torch.Tensor]:
-    """Those of ``tensors`` that a rank other than 0 may write: shards, and what is the same on all ranks."""
-    if isinstance(item, torch.nn.Module):
-        parameters = {p.data_ptr() for p in item.parameters() if not isinstance(p, DTensor)}
-        return {k: v for k, v in tensors.items() if isinstance(v, DTensor) or v.data_ptr() in parameters}
-    return tensors if _is_by_parameter(item, state) else {k: v for k, v in tensors.items() if isinstance(v, DTensor)}
 
 
 def _kind(tensor: torch.Tensor | None) -> str:

@@ -120,6 +120,7 @@ class Trainer:
             metrics().progress(done)
             self.checkpointer.step(done, state)
         self.checkpointer.save(self._steps, state)
+        self.checkpointer.wait()
         return Fitted(self._steps, said.loss)
 
     def evaluate(self, dataset: Dataset[Any], metric: Callable[[Tensor, Tensor], Tensor], batch: int = 1024) -> float:

@@ -36,3 +36,9 @@ class World:
                 "call torch.distributed.init_process_group() first",
             )
         return told
+
+
+def job_store(prefix: str) -> dist.Store:
+    """A connection of its own to the store that the process group was made with. It outlives the group."""
+    default = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(prefix, default.clone())  # type: ignore[attr-defined]  # lacking in torch's stubs

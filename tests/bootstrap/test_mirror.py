@@ -335,7 +335,7 @@ def test_a_round_that_is_ended_while_it_restores_does_not_start(make: Callable[[
     class Cut(Bucket):
         """Whoever reads from it is told to hurry first."""
 
-        def get_range(self, key: str, start: int, end: int) -> bytes:
+        def get_range(self, key: str, start: int, end: int) -> memoryview:
             b.mirror.hurry()
             return super().get_range(key, start, end)
 

@@ -442,7 +442,9 @@ class Run:
                     ledger.commit(replace(log, fence=number), version.number)
                     continue
                 done = step >= STEPS and not sim.holding
-                entry = CheckpointEntry(step=step + 1, round=number, path=f"{step + 1}-r{number}", bytes=1, world=1)
+                entry = CheckpointEntry(
+                    digest="", written=0, step=step + 1, round=number, path=f"{step + 1}-r{number}", bytes=1, world=1
+                )
                 if not done and not ledger.commit(replace(log, entries=(*log.entries, entry)), version.number):
                     continue
             except StoreUnavailable:

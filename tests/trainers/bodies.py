@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpuctl import Checkpointer
-from gpuctl.cluster.bucket import Entry, Store, open_bucket
+from gpuctl.cluster.bucket import Entry, PartStore, open_bucket
 
 
 class Model(nn.Module):
@@ -111,6 +111,12 @@ def _rank() -> int:
 # -- what ranks run ---------------------------------------------------------------------------------------------------
 
 
+def kept(checkpointer: Checkpointer, step: int, state: dict[str, Any]) -> None:
+    """Save, and wait until it is committed."""
+    checkpointer.save(step, state)
+    checkpointer.wait()
+
+
 def save_some(url: str, steps: list[int], keep: int | None = 3) -> tuple[dict[str, Any], tuple[float, ...]]:
     """Train and save at each of ``steps``; the state at the last of them, and what is drawn next there."""
     state, checkpointer = training(), Checkpointer(url, keep=keep)
@@ -121,6 +127,7 @@ def save_some(url: str, steps: list[int], keep: int | None = 3) -> tuple[dict[st
         train(state, step - at)
         at = step
         checkpointer.save(step, state)
+    checkpointer.wait()
     return facts(state), draws()
 
 
@@ -158,6 +165,7 @@ def save_sharded(url: str) -> dict[str, Tensor]:
         model(torch.ones(4, 5)).square().mean().backward()
         optimizer.step()
     checkpointer.save(step + 2, state)
+    checkpointer.wait()
     return {name: value.full_tensor() for name, value in model.state_dict().items()}
 
 
@@ -177,18 +185,20 @@ def save_and_stop(url: str, rank: int, nth: int, number: int, mark: str) -> tupl
     checkpointer.restore(state)
     train(state)
     checkpointer.save(1, state)
+    checkpointer.wait()
     first = facts(state)
     train(state)
     if _rank() == rank:
         store.arm(nth)
     checkpointer.save(2, state)
+    checkpointer.wait()
     return first, facts(state)
 
 
 class StoppingStore:
     """A store before whose n-th write its process gets a signal."""
 
-    def __init__(self, store: Store, number: int, mark: Path) -> None:
+    def __init__(self, store: PartStore, number: int, mark: Path) -> None:
         self._store = store
         self._number = number
         self._mark = mark
@@ -207,7 +217,10 @@ class StoppingStore:
     def list(self, prefix: str, after: str | None = None) -> list[Entry]:
         return self._store.list(prefix, after)
 
-    def put(self, key: str, data: bytes) -> None:
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        return self._store.get_range(key, start, end)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
         self._count()
         self._store.put(key, data)
 

@@ -99,15 +99,18 @@ def half(precision: str) -> tuple[list[torch.dtype], set[torch.dtype], float, fl
 
 
 class Killing:
-    """A loss that ends its process in the ``at``-th call, on one rank."""
+    """A loss that ends its process in the ``at``-th call, on one rank; if ``after`` is given, once that file exists."""
 
-    def __init__(self, rank: int, at: int) -> None:
+    def __init__(self, rank: int, at: int, after: str | None = None) -> None:
         self._rank = str(rank)
         self._left = at
+        self._after = after
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         self._left -= 1
         if self._left == 0 and os.environ["RANK"] == self._rank:
+            if self._after is not None:
+                until(Path(self._after).exists)
             os.kill(os.getpid(), signal.SIGKILL)
         return nn.functional.cross_entropy(output, target)
 

@@ -57,7 +57,7 @@ def train(log: str, moments: Moments, pause_at: int | None = None) -> dict[str, 
     trap = _Trap()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "trap": trap}
-    checkpointer = Checkpointer(every=EVERY, keep=None)
+    checkpointer = Checkpointer(every=EVERY, keep=None, when_busy="wait")
     start = checkpointer.restore(state) or 0
     if start == 0:
         torch.manual_seed(100 + rank)  # dropout goes on from what a checkpoint keeps of each rank

@@ -77,8 +77,14 @@ class Ranks:
         assert pid is not None
         os.kill(pid, number)
 
-    def wait(self, timeout_s: float = 60) -> list[Ended]:
-        """All of them, in rank order; fails if one does not end in time."""
+    def wait(self, timeout_s: float = 60, first: int | None = None) -> list[Ended]:
+        """All of them, in rank order; fails if one does not end in time. If rank ``first`` was killed, the others are
+        killed too, as a launcher does."""
+        if first is not None:
+            self._ranks[first][0].join(timeout_s)
+            if (self._ranks[first][0].exitcode or 0) < 0:
+                for process, _pipe in self._ranks:
+                    process.kill()
         ended = []
         for rank, (process, pipe) in enumerate(self._ranks):
             # What a rank has to say comes before its end, and may be more than a pipe holds.

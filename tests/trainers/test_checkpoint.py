@@ -16,13 +16,13 @@ import torch
 from gpuctl import Checkpointer
 from gpuctl.cluster import checkpoints
 from gpuctl.cluster.bucket import open_bucket
-from gpuctl.cluster.errors import BadInput, Fenced
+from gpuctl.cluster.errors import BadInput, Damaged, Fenced
 from gpuctl.cluster.ledger import Ledger
+from gpuctl.cluster.manifest import Piece, manifest_key, read_manifest
 from gpuctl.cluster.records import CheckpointLog
 from gpuctl.cluster.worker import WorkerContext
-from gpuctl.trainers.storage import Damaged
 from tests.trainers import bodies
-from tests.trainers.bodies import same
+from tests.trainers.bodies import kept, same
 from tests.trainers.ranks import Ranks, run
 
 
@@ -41,7 +41,9 @@ def files_of(url: str) -> set[str]:
 
 
 def named_by_the_log(url: str) -> set[str]:
-    return {f"{entry.path}/{name}" for entry in log_of(url).entries for name in entry.sha256}
+    store = open_bucket(url)
+    entries = log_of(url).entries
+    return {key for entry in entries for key in read_manifest(store, entry).keys() | {manifest_key(entry)}}
 
 
 def test_what_four_ranks_saved_three_restore_and_then_one(bucket_url: str) -> None:
@@ -74,24 +76,36 @@ def test_the_work_is_shared_and_buffers_are_those_of_rank_0(file_url: str) -> No
     ((_, found, _),) = run(1, bodies.restore_one, file_url)
     assert same(found["model"]["running"], expected["model"]["running"])
     (entry,) = log_of(file_url).entries
-    assert {name.split("-")[1] for name in entry.sha256 if name.startswith("tensors")} == {"00000", "00001", "00002"}
-    assert (entry.step, entry.world, entry.path) == (1, 3, f"1-r{entry.round}")
-    sizes = {item.key: item.size for item in open_bucket(file_url).list(entry.path)}
-    assert entry.bytes == sum(sizes.values())
+    store = open_bucket(file_url)
+    parts = read_manifest(store, entry).parts
+    written = {rank: sum(p.size for p in parts if f"/{rank:05d}-" in p.key) for rank in range(3)}
+    random = sum(piece.size for piece in read_manifest(store, entry).values["@rng.1"])
+    assert 0.4 < (written[1] - random) / (written[2] - random) < 2.5, "cut at 64 bytes, and this model is tiny"
+    assert (entry.step, entry.world, entry.path) == (1, 3, entry.path)
+    sizes = {item.key: item.size for item in store.list(entry.path)}
+    assert entry.bytes == entry.written == sum(sizes.values()) - sizes[manifest_key(entry)]
 
 
 def test_what_is_no_tensor_is_json_and_tensors_are_raw(file_url: str) -> None:
     ((state, _),) = run(1, bodies.save_some, file_url, [1])
     store = open_bucket(file_url)
     (entry,) = log_of(file_url).entries
-    index = json.loads(store.get(f"{entry.path}/index.json") or b"")
-    for span in index["values"].values():
-        data = store.get(f"{entry.path}/{span['file']}") or b""
-        json.loads(data[span["at"] : span["at"] + span["size"]])
-    span = index["tensors"]["model.strided"]["chunks"][0]["span"]
-    data = store.get(f"{entry.path}/{span['file']}") or b""
-    raw = data[span["at"] : span["at"] + span["size"]]
+    manifest = read_manifest(store, entry)
+
+    def read(pieces: tuple[Piece, ...]) -> bytes:
+        parts = {piece.part: store.get(manifest.parts[piece.part].key) or b"" for piece in pieces}
+        return b"".join(parts[piece.part][piece.at : piece.at + piece.size] for piece in pieces)
+
+    for pieces in manifest.values.values():
+        json.loads(read(pieces))
+    raw = read(manifest.tensors["model.strided"].chunks[0].pieces)
     assert raw == state["model"]["strided"].contiguous().numpy().tobytes()
+
+
+def test_tied_weights_are_written_once(file_url: str) -> None:
+    run(1, bodies.save_some, file_url, [1])
+    manifest = read_manifest(open_bucket(file_url), log_of(file_url).entries[0])
+    assert manifest.tensors["model.tied.weight"] == manifest.tensors["model.head.weight"]
 
 
 @pytest.mark.parametrize("harm", ["changed", "missing"])
@@ -99,7 +113,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_is_replaced(bucket
     (expected, _), _ = run(2, bodies.save_some, bucket_url, [1])
     run(2, bodies.save_some, bucket_url, [2])
     store = open_bucket(bucket_url)
-    key = next(key for key in files_of(bucket_url) if key.startswith("2-") and "tensors-00001" in key)
+    key = next(key for key in files_of(bucket_url) if key.startswith("2-") and "/00001-" in key)
     if harm == "changed":
         data = bytearray(store.get(key) or b"")
         data[len(data) // 2] ^= 1
@@ -123,7 +137,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_is_replaced(bucket
 def test_no_whole_checkpoint_at_all_is_an_error_and_no_fresh_start(file_url: str) -> None:
     run(1, bodies.save_some, file_url, [1, 2])
     store = open_bucket(file_url)
-    store.delete([key for key in files_of(file_url) if key.endswith("index.json")])
+    store.delete([key for key in files_of(file_url) if key.endswith("manifest.json")])
     with pytest.raises(Damaged, match="none of the 2 checkpoints is whole"):
         Checkpointer(file_url).restore(bodies.training())
 
@@ -157,7 +171,7 @@ def test_a_state_that_cannot_be_kept_is_refused_by_name(file_url: str) -> None:
 def test_a_part_of_the_state_can_be_restored_alone_and_an_optimizer_without_its_model(file_url: str) -> None:
     state = bodies.training()
     bodies.train(state, 2)
-    Checkpointer(file_url).save(2, state)
+    kept(Checkpointer(file_url), 2, state)
     part = {"model": bodies.training(seed=1)["model"], "average": None}
     assert Checkpointer(file_url).restore(part) == 2
     assert same(dict(part["model"].state_dict()), dict(state["model"].state_dict()))
@@ -166,7 +180,7 @@ def test_a_part_of_the_state_can_be_restored_alone_and_an_optimizer_without_its_
         Checkpointer(file_url).restore({"teacher": None})
 
     alone = f"{file_url}-alone"
-    Checkpointer(alone).save(1, {"optimizer": state["optimizer"]})
+    kept(Checkpointer(alone), 1, {"optimizer": state["optimizer"]})
     other = bodies.training()
     Checkpointer(alone).restore({"optimizer": other["optimizer"]})
     assert same(other["optimizer"].state_dict(), state["optimizer"].state_dict())
@@ -183,11 +197,14 @@ def test_the_last_ones_are_kept_and_the_files_of_others_go(bucket_url: str) -> N
 def test_a_step_that_this_round_saved_or_restored_is_not_written_again(file_url: str) -> None:
     state, checkpointer = bodies.training(), Checkpointer(file_url)
     checkpointer.save(1, state)
+    checkpointer.wait()
     before = log_of(file_url)
     checkpointer.save(1, state)
+    checkpointer.wait()
     again = Checkpointer(file_url)
     again.restore(state)
     again.save(1, state)
+    again.wait()
     assert log_of(file_url).entries == before.entries
 
 
@@ -195,13 +212,13 @@ def test_what_dead_rounds_left_is_swept_and_nothing_that_is_needed(file_url: str
     run(1, bodies.save_some, file_url, [1])
     (kept,) = log_of(file_url).entries
     store = open_bucket(file_url)
-    store.put("7-r1/tensors-00000-000.bin", b"of a round that died")
-    store.put("9-r99/tensors-00000-000.bin", b"of a round to come")
+    store.put("7-r1.0/00000-0000", b"of a round that died")
+    store.put("9-r99.0/00000-0000", b"of a round to come")
     store.put("notes/9-r1/readme", b"not ours")
     run(1, bodies.save_some, file_url, [2])
     assert named_by_the_log(file_url) <= files_of(file_url)
     others = files_of(file_url) - named_by_the_log(file_url)
-    assert others == {"9-r99/tensors-00000-000.bin", "notes/9-r1/readme"}
+    assert others == {"9-r99.0/00000-0000", "notes/9-r1/readme"}
     assert kept in log_of(file_url).entries
 
 
@@ -214,7 +231,7 @@ def test_killed_before_any_write_of_a_save_a_whole_checkpoint_is_found(file_url:
         for nth in count(1):
             url, mark = f"{file_url}-{rank}-{nth}", tmp_path / f"{rank}-{nth}"
             with Ranks(2, bodies.save_and_stop, url, rank, nth, signal.SIGKILL, str(mark)) as ranks:
-                ended = ranks.wait()
+                ended = ranks.wait(first=rank)
             if not mark.exists():
                 assert [end.code for end in ended] == [0, 0], ended
                 break
@@ -263,7 +280,7 @@ def test_outside_of_a_job_there_is_no_place_unless_one_is_given(tmp_path: Path) 
     checkpointer.step(2, {"what": object()})
 
     state = {"count": 5}
-    Checkpointer(str(tmp_path / "a folder")).save(1, state)
+    kept(Checkpointer(str(tmp_path / "a folder")), 1, state)
     Checkpointer(str(tmp_path / "a folder")).restore(found := {"count": 0})
     assert found == state
 
@@ -274,9 +291,10 @@ def test_in_a_job_the_place_and_the_round_are_the_jobs_own(
     context = WorkerContext("demo", bucket_url, "digits-3", 7, "node-0", tmp_path, tmp_path, tmp_path)
     for name, value in context.env().items():
         monkeypatch.setenv(name, value)
-    Checkpointer().save(4, {"count": 5})
+    kept(Checkpointer(), 4, {"count": 5})
     (entry,) = checkpoints.committed(open_bucket(bucket_url), "digits-3")
-    assert (entry.step, entry.round, entry.path) == (4, 7, "4-r7")
+    assert (entry.step, entry.round, entry.path) == (4, 7, entry.path)
+    assert entry.path.startswith("4-r7.")
     monkeypatch.setenv("GPUCTL_ROUND", "6")
     with pytest.raises(Fenced, match="round 7 of this job has begun, so round 6 may not write"):
         Checkpointer().restore({"count": 0})
@@ -289,8 +307,9 @@ def test_an_interval_of_nothing_is_refused(option: dict[str, Any]) -> None:
 
 
 def test_a_save_every_so_many_steps(file_url: str) -> None:
-    state, checkpointer = bodies.training(), Checkpointer(file_url, every=3, keep=None)
+    state, checkpointer = bodies.training(), Checkpointer(file_url, every=3, keep=None, when_busy="wait")
     for step in range(1, 8):
         checkpointer.step(step, state)
+    checkpointer.wait()
     assert steps_of(file_url) == [3, 6]
     assert torch.equal(state["average"], torch.zeros(2, dtype=torch.float64))

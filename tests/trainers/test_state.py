@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gpuctl import Checkpointer
 from gpuctl.cluster.errors import BadInput
+from tests.trainers.bodies import kept
 
 
 class TwoHeads(nn.Module):
@@ -58,7 +59,7 @@ def test_saving_before_the_first_step_changes_nothing_and_restores_to_the_same_r
     file_url: str, kind: type[torch.optim.Optimizer], options: dict[str, Any]
 ) -> None:
     undisturbed, saved, restored = (_learner(kind, **options) for _ in range(3))
-    Checkpointer(file_url).save(0, saved)
+    kept(Checkpointer(file_url), 0, saved)
     assert len(saved["optimizer"].state) == 0
     assert all(p.grad is None for p in saved["model"].parameters())
     assert Checkpointer(file_url).restore(restored) == 0
@@ -75,7 +76,7 @@ def test_a_parameter_that_no_gradient_came_to_has_no_state_before_and_after(
 ) -> None:
     state, restored = _learner(kind, **options), _learner(kind, **options)
     _step(state["model"], state["optimizer"])
-    Checkpointer(file_url).save(1, state)
+    kept(Checkpointer(file_url), 1, state)
     assert Checkpointer(file_url).restore(restored) == 1
     known = {id(p): name for name, p in restored["model"].named_parameters()}
     with_state = {known[id(p)] for p, found in restored["optimizer"].state.items() if found}
@@ -88,7 +89,7 @@ def test_a_parameter_that_no_gradient_came_to_has_no_state_before_and_after(
 def test_gradients_that_lie_about_keep_nothing_from_being_restored(file_url: str) -> None:
     state, restored = _learner(), _learner()
     _step(state["model"], state["optimizer"])
-    Checkpointer(file_url).save(1, state)
+    kept(Checkpointer(file_url), 1, state)
     restored["model"](torch.ones(1, 2)).sum().backward()
     gradient = restored["model"].used.weight.grad
     assert Checkpointer(file_url).restore(restored) == 1
@@ -117,7 +118,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused_and_loads_nothing(
 ) -> None:
     state, other = _learner(there[0], **there[1]), _learner(here[0], **here[1])
     _step(state["model"], state["optimizer"])
-    Checkpointer(file_url).save(1, state)
+    kept(Checkpointer(file_url), 1, state)
     before = _weights(other)
     with pytest.raises(BadInput, match=said):
         Checkpointer(file_url).restore(other)
@@ -147,7 +148,7 @@ def test_a_frozen_layer_two_optimizers_and_their_groups_come_back(file_url: str)
     for _ in range(2):
         step(state)
     state["first"].param_groups[0]["lr"] = 0.25
-    Checkpointer(file_url).save(2, state)
+    kept(Checkpointer(file_url), 2, state)
     assert Checkpointer(file_url).restore(restored) == 2
     assert [group["lr"] for group in restored["first"].param_groups] == [0.25, 0.1]
     for learner in (state, restored):

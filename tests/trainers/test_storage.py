@@ -1,8 +1,7 @@
-"""The files of a checkpoint: what is in them, and that a forged one runs nothing where it is read."""
+"""What lies in the bucket: raw tensors and JSON, and that a forged checkpoint runs nothing where it is read."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -17,10 +16,11 @@ import pytest
 from gpuctl import Checkpointer
 from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.ledger import Ledger
+from gpuctl.cluster.manifest import blocks_of, digest, manifest_key, read_manifest
 from gpuctl.cluster.records import CheckpointLog
 from tests.trainers import bodies
-from tests.trainers.bodies import same
-from tests.trainers.ranks import run
+from tests.trainers.bodies import kept, same
+from tests.trainers.ranks import Ranks, run
 
 
 class Bomb:
@@ -39,19 +39,25 @@ def log_of(store: Bucket) -> tuple[CheckpointLog, int]:
     return version.value, version.number
 
 
-def forge(store: Bucket, change: Callable[[dict[str, Any]], None], files: dict[str, bytes]) -> None:
-    """Commit the newest checkpoint once more with a changed index and other ``files``, with all their digests right."""
+def forge(store: Bucket, change: Callable[[dict[str, Any]], None]) -> None:
+    """Commit the newest checkpoint once more with a changed manifest, with its digest right."""
     log, number = log_of(store)
     entry = log.entries[-1]
-    index = json.loads(store.get(f"{entry.path}/index.json") or b"")
-    change(index)
-    files = {**files, "index.json": json.dumps(index).encode()}
-    for name, data in files.items():
-        store.put(f"{entry.path}/{name}", data)
-    digests = {**entry.sha256, **{name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
-    entry = msgspec.structs.replace(entry, sha256=digests)
+    manifest = json.loads(store.get(manifest_key(entry)) or b"")
+    change(manifest)
+    data = json.dumps(manifest).encode()
+    store.put(manifest_key(entry), data)
+    entry = msgspec.structs.replace(entry, digest=digest(data))
     changed = msgspec.structs.replace(log, entries=(*log.entries[:-1], entry))
     assert Ledger(store, "ledger", CheckpointLog).commit(changed, number)
+
+
+def smuggle(store: Bucket, manifest: dict[str, Any], data: bytes) -> list[list[int]]:
+    """Put ``data`` as one more part, with all digests right; what refers to it."""
+    store.put("part-of-the-forger", data)
+    blocks = [digest(data[low:high]) for low, high in blocks_of(len(data))]
+    manifest["parts"].append({"key": "part-of-the-forger", "size": len(data), "blocks": blocks})
+    return [[len(manifest["parts"]) - 1, 0, len(data)]]
 
 
 def watched_restore(url: str) -> tuple[str, list[str]]:
@@ -75,17 +81,14 @@ def test_every_byte_in_the_bucket_is_json_or_a_tensor_or_zero(bucket_url: str) -
     run(2, bodies.save_some, bucket_url, [1, 2], 2)
     store = open_bucket(bucket_url)
     for entry in log_of(store)[0].entries:
-        index = json.loads(store.get(f"{entry.path}/index.json") or b"")
-        spans = [chunk["span"] for tensor in index["tensors"].values() for chunk in tensor["chunks"]]
-        for name in entry.sha256:
-            data = bytearray(store.get(f"{entry.path}/{name}") or b"")
-            for span in [*spans, *index["values"].values()]:
-                if span["file"] == name:
-                    part = slice(span["at"], span["at"] + span["size"])
-                    if name.startswith("values"):
-                        json.loads(data[part])
-                    data[part] = bytes(span["size"])
-            assert name == "index.json" or data == bytes(len(data))
+        manifest = read_manifest(store, entry)
+        left = [bytearray(store.get(part.key) or b"") for part in manifest.parts]
+        for pieces in manifest.values.values():
+            json.loads(b"".join(left[piece.part][piece.at : piece.at + piece.size] for piece in pieces))
+        tensors = [piece for t in manifest.tensors.values() for chunk in t.chunks for piece in chunk.pieces]
+        for piece in [*tensors, *(piece for pieces in manifest.values.values() for piece in pieces)]:
+            left[piece.part][piece.at : piece.at + piece.size] = bytes(piece.size)
+        assert not any(map(any, left))
     for item in store.list("ledger"):
         json.loads(store.get(item.key) or b"")
 
@@ -95,92 +98,122 @@ def test_a_restore_unpickles_nothing(file_url: str) -> None:
     assert run(1, watched_restore, file_url) == [("", [])]
 
 
-def _value_is_a_pickle(index: dict[str, Any]) -> None:
-    for span in index["values"].values():
-        span.update(file="bomb.bin", at=0, size=1 << 20)
+Forgery = Callable[[Bucket, dict[str, Any], bytes], None]
 
 
-def _object_of_a_kind_unheard_of(index: dict[str, Any]) -> None:
-    _plain(index).update(file="bomb.json", at=0, size=1 << 20)
+def _value_is_a_pickle(store: Bucket, manifest: dict[str, Any], bomb: bytes) -> None:
+    for name in manifest["values"]:
+        manifest["values"][name] = smuggle(store, manifest, bomb)
 
 
-def _dtype_is_a_function(index: dict[str, Any]) -> None:
-    for tensor in index["tensors"].values():
+def _tensor_is_a_pickle(store: Bucket, manifest: dict[str, Any], bomb: bytes) -> None:
+    for tensor in manifest["tensors"].values():
+        tensor["chunks"][0]["pieces"] = smuggle(store, manifest, bomb)
+
+
+def _object_of_a_kind_unheard_of(store: Bucket, manifest: dict[str, Any], _bomb: bytes) -> None:
+    odd = json.dumps({"kind": "object", "of": [["__reduce__", "os.system"]]}).encode()
+    manifest["values"]["@plain.model"] = smuggle(store, manifest, odd)
+
+
+def _dtype_is_a_function(_store: Bucket, manifest: dict[str, Any], _bomb: bytes) -> None:
+    for tensor in manifest["tensors"].values():
         tensor["dtype"] = "load"
 
 
-def _file_lies_elsewhere(index: dict[str, Any]) -> None:
-    for span in index["values"].values():
-        span["file"] = "../../outside.bin"
+def _part_lies_elsewhere(_store: Bucket, manifest: dict[str, Any], _bomb: bytes) -> None:
+    for part in manifest["parts"]:
+        part["key"] = "../../outside.bin"
 
 
-def _spans_run_past_the_end(index: dict[str, Any]) -> None:
-    for tensor in index["tensors"].values():
+def _pieces_run_past_the_end(_store: Bucket, manifest: dict[str, Any], _bomb: bytes) -> None:
+    for tensor in manifest["tensors"].values():
         for chunk in tensor["chunks"]:
-            chunk["span"]["at"] = 1 << 40
+            chunk["pieces"] = [[part, 1 << 40, size] for part, _, size in chunk["pieces"]]
 
 
-def _shape_is_another(index: dict[str, Any]) -> None:
-    for tensor in index["tensors"].values():
+def _pieces_are_of_no_part(_store: Bucket, manifest: dict[str, Any], _bomb: bytes) -> None:
+    for tensor in manifest["tensors"].values():
+        for chunk in tensor["chunks"]:
+            chunk["pieces"] = [[1 << 20, at, size] for _, at, size in chunk["pieces"]]
+
+
+def _chunks_are_too_short(_store: Bucket, manifest: dict[str, Any], _bomb: bytes) -> None:
+    for tensor in manifest["tensors"].values():
+        for chunk in tensor["chunks"]:
+            chunk["pieces"] = []
+
+
+def _shape_is_another(_store: Bucket, manifest: dict[str, Any], _bomb: bytes) -> None:
+    for tensor in manifest["tensors"].values():
         tensor["shape"] = [1 << 20, 1 << 20]
-
-
-def _plain(index: dict[str, Any]) -> dict[str, Any]:
-    span: dict[str, Any] = index["values"]["@plain"]
-    return span
 
 
 FORGERIES = [
     _value_is_a_pickle,
+    _tensor_is_a_pickle,
     _object_of_a_kind_unheard_of,
     _dtype_is_a_function,
-    _file_lies_elsewhere,
-    _spans_run_past_the_end,
+    _part_lies_elsewhere,
+    _pieces_run_past_the_end,
+    _pieces_are_of_no_part,
+    _chunks_are_too_short,
     _shape_is_another,
 ]
 
 
 @pytest.mark.parametrize("forgery", FORGERIES, ids=lambda change: change.__name__.strip("_"))
-def test_a_forged_checkpoint_is_refused_and_runs_nothing(
-    file_url: str, tmp_path: Path, forgery: Callable[[dict[str, Any]], None]
-) -> None:
+def test_a_forged_checkpoint_is_refused_and_runs_nothing(file_url: str, tmp_path: Path, forgery: Forgery) -> None:
     """Its digests are right: whoever forged it may write to the bucket."""
     run(1, bodies.save_some, file_url, [1])
     store, mark = open_bucket(file_url), tmp_path / "boom"
     (tmp_path / "outside.bin").write_bytes(b"{}")
-    pickled = pickle.dumps(Bomb(mark))
-    odd = json.dumps({"model": {"kind": "object", "of": [["__reduce__", "os.system"]]}}).encode()
-    forge(store, forgery, {"bomb.bin": pickled, "bomb.json": odd})
+    bomb = pickle.dumps(Bomb(mark))
+    forge(store, lambda manifest: forgery(store, manifest, bomb))
     ((raised, events),) = run(1, watched_restore, file_url)
-    assert raised != ""
+    assert raised in ("Damaged", "BadInput"), "the latter for a checkpoint of another model"
     assert events == []
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["index.json", "values-00000.bin", "tensors-00001-000.bin"])
-def test_a_file_that_was_cut_short_is_noticed_before_it_is_read(file_url: str, name: str) -> None:
-    (expected, _), _ = run(2, bodies.save_some, file_url, [1])
-    run(2, bodies.save_some, file_url, [2])
-    store = open_bucket(file_url)
-    key = f"{log_of(store)[0].entries[-1].path}/{name}"
+@pytest.mark.parametrize("which", ["manifest.json", "00000-0000", "00001-0000"])
+def test_a_file_that_was_cut_short_is_noticed_before_it_is_read(bucket_url: str, which: str) -> None:
+    (expected, _), _ = run(2, bodies.save_some, bucket_url, [1])
+    run(2, bodies.save_some, bucket_url, [2])
+    store = open_bucket(bucket_url)
+    key = f"{log_of(store)[0].entries[-1].path}/{which}"
     store.put(key, (store.get(key) or b"")[:-1])
-    for step, found, _ in run(2, bodies.restore_one, file_url):
+    for step, found, _ in run(2, bodies.restore_one, bucket_url):
         assert step == 1
         assert same(found, expected)
 
 
+def test_a_part_of_another_step_is_noticed(file_url: str) -> None:
+    (expected, _), _ = run(2, bodies.save_some, file_url, [1])
+    run(2, bodies.save_some, file_url, [2])
+    store = open_bucket(file_url)
+    first, second = log_of(store)[0].entries
+    store.put(f"{second.path}/00001-0000", store.get(f"{first.path}/00001-0000") or b"")
+    with Ranks(2, bodies.restore_one, file_url) as ranks:
+        ended = ranks.wait()
+    said = f"gpuctl: checkpoint of step 2 is damaged: {second.path}/00001-0000 is not what was written\n"
+    assert [end.said for end in ended] == [said, ""]
+    assert [end.value[0] for end in ended] == [1, 1]
+    assert all(same(end.value[1], expected) for end in ended)
+
+
 def test_a_process_may_replace_the_damaged_checkpoint_that_it_passed_over(file_url: str) -> None:
-    """The new files lie where the old ones did, and are not deleted with them."""
     state, checkpointer = bodies.training(), Checkpointer(file_url)
     for step in (1, 2):
         bodies.train(state)
         checkpointer.save(step, state)
+    checkpointer.wait()
     store = open_bucket(file_url)
     path = log_of(store)[0].entries[-1].path
-    store.put(f"{path}/tensors-00000-000.bin", b"damaged")
+    store.put(f"{path}/00000-0000", b"damaged")
     assert checkpointer.restore(state) == 1
     bodies.train(state)
-    checkpointer.save(2, state)
+    kept(checkpointer, 2, state)
     expected = bodies.facts(state)
     assert Checkpointer(file_url).restore(state) == 2
     assert same(bodies.facts(state), expected)
@@ -189,6 +222,6 @@ def test_a_process_may_replace_the_damaged_checkpoint_that_it_passed_over(file_u
 def test_all_ranks_raise_the_same_when_one_finds_damage_and_nothing_is_left(file_url: str) -> None:
     run(2, bodies.save_some, file_url, [1])
     store = open_bucket(file_url)
-    store.delete([f"{log_of(store)[0].entries[-1].path}/values-00001.bin"])
+    store.delete([f"{log_of(store)[0].entries[-1].path}/00001-0001"])
     said = {text for text, _ in run(2, bodies.refused, file_url, 6, False)}
     assert said == {"Damaged: none of the 1 checkpoints is whole; delete them (gpuctl ckpt rm) to begin anew"}

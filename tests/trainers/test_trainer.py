@@ -33,7 +33,7 @@ def job_env(folder: Path, number: int) -> dict[str, str]:
 
 
 def has_reached(progress: Path, step: int) -> bool:
-    text = progress.read_text() if progress.exists() else ""
+    text = progress.read_text().strip(" \n\0") if progress.exists() else ""
     return text != "" and int(json.loads(text)["step"]) >= step
 
 
@@ -68,11 +68,12 @@ def test_killed_and_started_again_the_weights_are_the_same_to_the_last_bit(tmp_p
     """With dropout, on three ranks, where the order of additions shows."""
     expected = run(3, fitting.fit, {}, 0.3)
     options = {"checkpoints": str(tmp_path / "kept"), "checkpoint_every": 4}
-    with Ranks(3, fitting.fit, options, 0.3, Killing(rank, at=11)) as ranks:
-        assert ranks.wait()[rank].code == -signal.SIGKILL
+    committed = f"{tmp_path}/kept/ledger/{2:012d}"  # the first version raises the fence
+    with Ranks(3, fitting.fit, options, 0.3, Killing(rank, 11, committed)) as ranks:
+        assert ranks.wait(first=rank)[rank].code == -signal.SIGKILL
     file = tmp_path / "metrics.jsonl"
     found = run(3, fitting.fit, options, 0.3, env={"GPUCTL_METRICS_FILE": str(file)})
-    assert next(records(file))["step"] == 9
+    assert next(records(file))["step"] in (5, 9), "the save of step 8 may have been on its way"
     assert same(found, expected)
 
 
@@ -80,7 +81,7 @@ def test_lost_before_its_first_checkpoint_a_run_begins_anew_and_ends_the_same(tm
     expected = run(2, fitting.fit, {}, 0.3)
     options = {"checkpoints": str(tmp_path / "kept"), "checkpoint_every": 10}
     with Ranks(2, fitting.fit, options, 0.3, Killing(1, at=5)) as ranks:
-        ranks.wait()
+        ranks.wait(first=1)
     assert same(run(2, fitting.fit, options, 0.3), expected)
 
 

@@ -8,11 +8,15 @@ import pytest
 
 from gpuctl import Checkpointer
 from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.commits import BaseGone, Commits, remove
 from gpuctl.cluster.errors import Fenced, StoreError, StoreUnavailable
 from gpuctl.cluster.ledger import Ledger
-from gpuctl.cluster.records import CheckpointLog
-from gpuctl.trainers.commits import Commits
+from gpuctl.cluster.manifest import MANIFEST, Manifest, Part
+from gpuctl.cluster.records import CheckpointEntry, CheckpointLog
+from gpuctl.cluster.retention import Retention
 from tests.cluster.faults import FaultyStore, Proxy
+
+ALL = Retention(last=None)
 
 
 def committed(store: Bucket) -> list[tuple[int, int]]:
@@ -20,13 +24,22 @@ def committed(store: Bucket) -> list[tuple[int, int]]:
     return [(entry.step, entry.round) for entry in log.entries]
 
 
-def commit(commits: Commits, step: int) -> None:
-    commits.commit(step, f"{step}-r{commits.round}", 1, {"index.json": "digest"}, world=1)
+def folders(store: Bucket) -> set[int]:
+    """Steps that have a folder."""
+    return {int(item.key.split("-")[0]) for item in store.list("") if not item.key.startswith("ledger/")}
+
+
+def commit(commits: Commits, step: int, parts: tuple[str, ...] = (), base: str | None = None, path: str = "") -> None:
+    """One whose manifest names ``parts``."""
+    path = path or f"{step}-r{commits.round}.0"
+    entry = CheckpointEntry(step=step, round=commits.round, path=path, digest="", bytes=1, written=1, world=1)
+    named = tuple(Part(key, 0, ()) for key in parts)
+    commits.commit(entry, Manifest(step=step, parts=named, tensors={}, values={}), base)
 
 
 def test_a_new_round_shuts_out_the_old_one_at_once(bucket_url: str) -> None:
     store = open_bucket(bucket_url)
-    old, new = Commits(store, 3, None), Commits(store, 4, None)
+    old, new = Commits(store, 3, ALL), Commits(store, 4, ALL)
     old.begin()
     commit(old, 10)
     assert [entry.step for entry in new.begin()[1]] == [10]
@@ -36,18 +49,18 @@ def test_a_new_round_shuts_out_the_old_one_at_once(bucket_url: str) -> None:
     with pytest.raises(Fenced):
         commit(old, 30)
     with pytest.raises(Fenced):
-        Commits(store, 3, None).begin()
+        Commits(store, 3, ALL).begin()
     assert committed(store) == [(10, 3), (15, 4)]
 
 
 def test_outside_of_a_job_each_start_takes_the_next_round(file_url: str) -> None:
     store = open_bucket(file_url)
-    assert [Commits(store, None, 1).begin()[0] for _ in range(3)] == [1, 2, 3]
+    assert [Commits(store, None, Retention(last=1)).begin()[0] for _ in range(3)] == [1, 2, 3]
 
 
 def test_a_round_may_begin_twice(file_url: str) -> None:
     store = open_bucket(file_url)
-    first, second = Commits(store, 5, None), Commits(store, 5, None)
+    first, second = Commits(store, 5, ALL), Commits(store, 5, ALL)
     first.begin()
     second.begin()
     commit(first, 1)
@@ -56,21 +69,67 @@ def test_a_round_may_begin_twice(file_url: str) -> None:
 
 
 def test_a_round_that_writes_a_step_anew_deletes_nothing_of_it(file_url: str) -> None:
-    """It goes into the same folder, and the entry that it replaces must not take the files along."""
     store = open_bucket(file_url)
-    for digest in ("first", "second"):
-        commits = Commits(store, 5, 3)
+    for attempt in ("first", "second"):
+        commits = Commits(store, 5, Retention(last=3))
         commits.begin()
-        store.put("20-r5/index.json", b"{}")
-        commits.commit(20, "20-r5", 1, {"index.json": digest}, world=1)
+        store.put(f"20-r5.{attempt}/part", b"bytes")
+        commit(commits, 20, (f"20-r5.{attempt}/part",), path=f"20-r5.{attempt}")
         commits.tidy()
     assert committed(store) == [(20, 5)]
-    assert store.get("20-r5/index.json") == b"{}"
+    assert [item.key for item in store.list("20-r5.second")] == [f"20-r5.second/{MANIFEST}", "20-r5.second/part"]
+    assert store.list("20-r5.first") == []
+
+
+def test_a_part_that_a_later_checkpoint_refers_to_outlives_the_one_that_wrote_it(bucket_url: str) -> None:
+    store = open_bucket(bucket_url)
+    commits = Commits(store, 1, Retention(last=1))
+    commits.begin()
+    for step in (1, 2, 3):
+        store.put(f"{step}-r1.0/own", b"bytes")
+    store.put("1-r1.0/shared", b"bytes")
+    commit(commits, 1, ("1-r1.0/own", "1-r1.0/shared"))
+    commit(commits, 2, ("2-r1.0/own", "1-r1.0/shared"), base="1-r1.0")
+    commits.tidy()
+    assert [item.key for item in store.list("1-r1.0")] == ["1-r1.0/shared"]
+    later = Commits(store, 2, Retention(last=1))
+    later.begin()
+    commit(later, 3, ("3-r1.0/own",), path="3-r1.0")
+    later.tidy()
+    assert {item.key for item in store.list("") if not item.key.startswith("ledger/")} == {
+        "3-r1.0/own",
+        f"3-r1.0/{MANIFEST}",
+    }
+
+
+def test_a_checkpoint_whose_base_was_removed_meanwhile_is_refused(file_url: str) -> None:
+    store = open_bucket(file_url)
+    commits = Commits(store, 1, ALL)
+    commits.begin()
+    store.put("1-r1.0/part", b"bytes")
+    commit(commits, 1, ("1-r1.0/part",))
+    assert remove(store, {"1-r1.0"}) > 0
+    assert store.get("1-r1.0/part") is None
+    with pytest.raises(BaseGone):
+        commit(commits, 2, ("1-r1.0/part",), base="1-r1.0")
+    assert committed(store) == []
+
+
+def test_removing_a_checkpoint_leaves_what_another_one_refers_to(file_url: str) -> None:
+    store = open_bucket(file_url)
+    commits = Commits(store, 1, ALL)
+    commits.begin()
+    store.put("1-r1.0/shared", b"bytes")
+    store.put("1-r1.0/own", b"bytes")
+    commit(commits, 1, ("1-r1.0/own", "1-r1.0/shared"))
+    commit(commits, 2, ("1-r1.0/shared",), base="1-r1.0")
+    remove(store, {"1-r1.0"})
+    assert [item.key for item in store.list("1-r1.0")] == ["1-r1.0/shared"]
 
 
 def test_of_many_that_start_at_once_every_one_gets_a_round_of_its_own_and_only_the_last_commits(file_url: str) -> None:
     store = open_bucket(file_url)
-    all_of_them = [Commits(store, None, None) for _ in range(8)]
+    all_of_them = [Commits(store, None, ALL) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         numbers = [number for number, _ in pool.map(Commits.begin, all_of_them)]
     assert len(set(numbers)) == 8
@@ -86,7 +145,7 @@ def test_of_many_that_start_at_once_every_one_gets_a_round_of_its_own_and_only_t
 def test_a_checkpoint_deleted_meanwhile_stays_deleted(file_url: str) -> None:
     """``gpuctl ckpt rm`` writes the log as well: a commit that loses to it builds on what it wrote."""
     store = open_bucket(file_url)
-    commits = Commits(store, 1, None)
+    commits = Commits(store, 1, ALL)
     commits.begin()
     for step in (1, 2):
         commit(commits, step)
@@ -100,23 +159,23 @@ def test_a_checkpoint_deleted_meanwhile_stays_deleted(file_url: str) -> None:
 
 def test_going_back_replaces_what_came_after(file_url: str) -> None:
     store = open_bucket(file_url)
-    first, second = Commits(store, 1, 3), Commits(store, 2, 3)
+    first, second = Commits(store, 1, Retention(last=3)), Commits(store, 2, Retention(last=3))
     first.begin()
     for step in (10, 20, 30):
-        commit(first, step)
-        store.put(f"{step}-r1/index.json", b"{}")
+        store.put(f"{step}-r1.0/part", b"bytes")
+        commit(first, step, (f"{step}-r1.0/part",))
     second.begin()
     commit(second, 20)
     second.tidy()
     assert committed(store) == [(10, 1), (20, 2)]
-    assert [entry.key for entry in store.list("10-r1")] == ["10-r1/index.json"]
-    assert store.list("20-r1") == store.list("30-r1") == []
+    assert [entry.key for entry in store.list("10-r1.0")] == [f"10-r1.0/{MANIFEST}", "10-r1.0/part"]
+    assert store.list("20-r1.0") == store.list("30-r1.0") == []
 
 
 def test_a_commit_whose_answer_is_lost_is_settled_by_reading(file_url: str) -> None:
     store = open_bucket(file_url)
     faulty = FaultyStore(store)
-    commits = Commits(faulty, 1, None)
+    commits = Commits(faulty, 1, ALL)
     commits.begin()
     faulty.trouble("create", "unheard")
     commit(commits, 1)
@@ -135,13 +194,16 @@ def test_a_deletion_that_fails_costs_a_line_and_is_done_the_next_time(
     faulty = FaultyStore(store)
     checkpointer = Checkpointer(store=faulty, keep=1)
     checkpointer.save(1, {"count": 1})
+    checkpointer.wait()
     faulty.trouble("delete", "lost")
     checkpointer.save(2, {"count": 2})
+    checkpointer.wait()
     assert capsys.readouterr().err == "gpuctl: old checkpoints could not be deleted yet: delete never arrived\n"
     assert committed(store) == [(2, 1)]
-    assert store.list("1-r1")
+    assert folders(store) == {1, 2}
     checkpointer.save(3, {"count": 3})
-    assert store.list("1-r1") == store.list("2-r1") == []
+    checkpointer.wait()
+    assert folders(store) == {3}
 
 
 def test_a_store_that_lets_everybody_win_is_refused(s3_url: str, s3_endpoint: str) -> None:

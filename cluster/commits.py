@@ -1,0 +1,201 @@
+"""The log of committed checkpoints: the fence, the commit, and what may be deleted.
+
+A checkpoint is there once the ledger names it, and not before. The order of things keeps it so: parts, then the
+manifest, then the commit; a commit without the old ones, then their deletion. In a job global rank 0 does all this.
+
+A checkpoint may refer to parts of the one before, its *base* (see ``manifest``). That is safe because it can only be
+committed while the base is in the log, and a part is only deleted after a commit to that log, when no entry of it needs
+the part. So whoever removes the base either does it first, and the commit is refused (``BaseGone``), or later, and
+finds the part needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from math import isfinite
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuctl.cluster.bucket import Entry, Store
+from gpuctl.cluster.errors import Damaged, Fenced, GpuctlError, StoreUnavailable
+from gpuctl.cluster.ledger import Ledger, Version
+from gpuctl.cluster.manifest import Manifest, digest, manifest_key, read_manifest
+from gpuctl.cluster.records import CheckpointEntry, CheckpointLog
+from gpuctl.cluster.retention import Retention
+
+_FOLDER = re.compile(r"\d+-r(\d+)[^/]*/")
+_TRIES = 20
+
+
+class BaseGone(GpuctlError):
+    """The checkpoint that another one refers to has been removed meanwhile: write it whole."""
+
+
+def ledger_of(store: Store) -> Ledger[CheckpointLog]:
+    """Of the checkpoint folder that ``store`` shows."""
+    return Ledger(store, "ledger", CheckpointLog)
+
+
+def folder_of(step: int, round_number: int, mark: str, attempt: int) -> str:
+    """A folder is written by one attempt only, so that no part is ever written twice: ``mark`` is drawn by each start
+    of the workers, which may be several in a round."""
+    return f"{step}-r{round_number}.{mark}-{attempt}"
+
+
+class Commits:
+    """The log in the folder that ``store`` shows. ``round_number`` is this round's, or ``None`` to take the next one
+    that is free (outside of a gpuctl job)."""
+
+    def __init__(self, store: Store, round_number: int | None, retention: Retention) -> None:
+        self._store = store
+        self._ledger = ledger_of(store)
+        self._wanted = round_number
+        self._retention = retention
+        self._version: Version[CheckpointLog] = Version(None, 0)
+        self._dropped: list[CheckpointEntry] = []
+        self._swept = False
+        self._manifests: dict[str, Manifest] = {}
+        self.round = 0
+
+    def begin(self) -> tuple[int, tuple[CheckpointEntry, ...]]:
+        """Raise the fence to this round, so that no older one commits any more. Returns the round's number and what is
+        committed, oldest first.
+
+        Raises ``Fenced`` if a newer round has begun.
+        """
+        while True:
+            self._version = self._ledger.read()
+            log = self._log()
+            self.round = log.fence + 1 if self._wanted is None else self._wanted
+            self._check_fence(log)
+            if log.fence == self.round or self._try(replace(log, fence=self.round)):
+                self._wanted = self.round
+                return self.round, self._log().entries
+
+    def commit(self, entry: CheckpointEntry, manifest: Manifest, base: str | None = None) -> CheckpointEntry:
+        """Write the manifest and make ``entry`` the newest checkpoint; returns it with the manifest's digest. Entries
+        of the same or later steps go: a run that went back past them (they were damaged) has replaced them. ``base`` is
+        the path of the entry whose parts it refers to.
+
+        Raises ``Fenced`` if a newer round has begun, ``BaseGone``, and ``StoreUnavailable``, after which the same call
+        may be made again.
+        """
+        data = msgspec.json.encode(manifest)
+        # JSON has no NaN: it would be written as null, and no one could read the log any more.
+        told = {name: value for name, value in entry.metrics.items() if isfinite(value)}
+        entry = replace(entry, digest=digest(data), metrics=told)
+        self._store.put(manifest_key(entry), data)
+        while True:
+            log = self._log()
+            self._check_fence(log)
+            if any(old.path == entry.path for old in log.entries):
+                break  # an earlier call has landed after all
+            if base is not None and all(old.path != base for old in log.entries):
+                raise BaseGone(f"checkpoint {base} was removed while {entry.path} was written")
+            kept = self._retention.kept((*(old for old in log.entries if old.step < entry.step), entry))
+            try:
+                if self._try(replace(log, entries=kept)):
+                    self._dropped += [old for old in log.entries if old not in kept]
+                    break
+            except StoreUnavailable:
+                self._version = Version(log, -1)  # unknown: the next call reads
+                raise
+            self._version = self._ledger.read()
+        self._manifests[entry.path] = manifest
+        return entry
+
+    def tidy(self) -> None:
+        """Delete what only dropped checkpoints needed and, once a round, what dead rounds left behind.
+
+        Raises ``StoreError``, ``StoreUnavailable``, or ``Damaged`` if a manifest cannot be read, and with it what it
+        needs; what is left then goes with the next call, or the next round.
+        """
+        if not self._dropped and self._swept:
+            return
+        entries = self._log().entries
+        needed = self._needed(entries)
+        while self._dropped:
+            self._store.delete(self._keys_of(self._dropped[-1]) - needed)
+            self._manifests.pop(self._dropped.pop().path, None)
+        if not self._swept:
+            self._store.delete([item.key for item in left_over(self._store, needed, self.round)])
+            self._swept = True
+
+    def _needed(self, entries: Sequence[CheckpointEntry]) -> set[str]:
+        for entry in entries:
+            if entry.path not in self._manifests:
+                self._manifests[entry.path] = read_manifest(self._store, entry)
+        return {key for entry in entries for key in self._manifests[entry.path].keys() | {manifest_key(entry)}}
+
+    def _keys_of(self, dropped: CheckpointEntry) -> set[str]:
+        """What it consisted of; of a damaged one, what is found in its folder."""
+        try:
+            manifest = self._manifests.get(dropped.path) or read_manifest(self._store, dropped)
+        except Damaged:
+            return {item.key for item in self._store.list(dropped.path)}
+        return manifest.keys() | {manifest_key(dropped)}
+
+    def _log(self) -> CheckpointLog:
+        if self._version.number < 0:
+            self._version = self._ledger.read()
+        return self._version.value or CheckpointLog()
+
+    def _check_fence(self, log: CheckpointLog) -> None:
+        if log.fence > self.round:
+            raise Fenced(
+                f"round {log.fence} of this job has begun, so round {self.round} may not write checkpoints any more",
+                "this process is a leftover and may end",
+            )
+
+    def _try(self, log: CheckpointLog) -> bool:
+        if not self._ledger.commit(log, self._version.number):
+            return False
+        self._version = Version(log, self._version.number + 1)
+        return True
+
+
+def needed_by(store: Store, entries: Sequence[CheckpointEntry]) -> set[str]:
+    """Keys of all manifests and parts of ``entries``. Raises ``Damaged`` if a manifest cannot be read."""
+    return {key for entry in entries for key in read_manifest(store, entry).keys() | {manifest_key(entry)}}
+
+
+def left_over(store: Store, needed: set[str], fence: int) -> list[Entry]:
+    """The objects that rounds below ``fence`` have left and no checkpoint needs. Those rounds commit nothing any more,
+    and a later round refers only to what is needed already."""
+    found = []
+    for item in store.list(""):
+        folder = _FOLDER.match(item.key)
+        if folder is not None and int(folder[1]) < fence and item.key not in needed:
+            found.append(item)
+    return found
+
+
+def remove(store: Store, paths: set[str]) -> int:
+    """Commit a log without the checkpoints at ``paths`` first, then delete what only they needed: nobody restores what
+    is being deleted. Returns how many bytes became free.
+
+    Raises ``StoreUnavailable`` if the job kept committing meanwhile, ``Damaged`` if the manifest of one that stays
+    cannot be read, and with it what it needs; then nothing is deleted.
+    """
+    ledger = ledger_of(store)
+    for _ in range(_TRIES):
+        version = ledger.read()
+        log = version.value or CheckpointLog()
+        kept = tuple(entry for entry in log.entries if entry.path not in paths)
+        if len(kept) == len(log.entries) or ledger.commit(replace(log, entries=kept), version.number):
+            break
+    else:
+        raise StoreUnavailable("the job kept committing checkpoints meanwhile", "try again")
+    gone = [entry for entry in log.entries if entry.path in paths]
+    needed = needed_by(store, kept)
+    candidates: set[str] = set()
+    for entry in gone:
+        with contextlib.suppress(Damaged):
+            candidates |= read_manifest(store, entry).keys()
+        candidates |= {item.key for item in store.list(entry.path)}
+    sizes = {item.key: item.size for item in store.list("") if item.key in candidates - needed}
+    store.delete(sorted(sizes))
+    return sum(sizes.values())

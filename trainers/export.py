@@ -1,0 +1,85 @@
+"""A pulled checkpoint as PyTorch's own files.
+
+The tensors are put together in a scratch file that is mapped into memory, and written from there, so that neither
+format needs as much memory as the model is large. It needs twice the room on the disk meanwhile.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from gpuctl.cluster.assembly import byte_size
+from gpuctl.cluster.errors import Damaged
+from gpuctl.cluster.manifest import TensorIndex
+from gpuctl.cluster.pulled import OnBytes, Opened, file_name
+from gpuctl.trainers.plain import unpack
+
+_ALIGN = 64
+
+
+def write_torch(opened: Opened, folder: Path, on_bytes: OnBytes) -> None:
+    """``<item>.pt`` for each item of the state: what ``torch.load(path, weights_only=True)`` gives is what its
+    ``load_state_dict`` takes. Arrays become tensors, since ``weights_only`` lets no arrays pass."""
+    with _state(opened, folder, on_bytes) as state:
+        for item, value in state.items():
+            # Through a file of ours: torch's own writer turns a full disk into a RuntimeError.
+            with (folder / f"{file_name(item)}.pt").open("wb") as file:
+                torch.save(value, file)
+
+
+def write_dcp(opened: Opened, folder: Path, on_bytes: OnBytes) -> None:
+    """What ``torch.distributed.checkpoint.load`` reads, on any number of ranks."""
+    with _state(opened, folder, on_bytes) as state, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+
+
+@contextmanager
+def _state(opened: Opened, folder: Path, on_bytes: OnBytes) -> Iterator[dict[str, Any]]:
+    """The state, nested as it was given to ``Checkpointer``, with its tensors in a mapped file."""
+    wanted = {name: tensor for item in opened.skeletons for name, tensor in opened.tensors(item).items()}
+    assembly = opened.assembly()
+    places: dict[str, int] = {}
+    end = 0
+    scratch = folder / "scratch"
+    with scratch.open("w+b") as file:
+        scratch.unlink()
+        for name, tensor in wanted.items():
+            places[name] = end
+            assembly.add_tensor(name, file.fileno(), end)
+            end += -(-byte_size(tensor) // _ALIGN) * _ALIGN
+        file.truncate(max(end, 1))
+        assembly.fetch(on_bytes)
+        memory = mmap.mmap(file.fileno(), 0)
+        tensors = {name: _tensor(memory, places[name], tensor) for name, tensor in wanted.items()}
+        yield {item: unpack(_without_arrays(skeleton), tensors) for item, skeleton in opened.skeletons.items()}
+
+
+def _tensor(memory: mmap.mmap, at: int, tensor: TensorIndex) -> torch.Tensor:
+    """A storage of its own, of its own size: torch writes storages."""
+    dtype = getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise Damaged(f"this torch knows no dtype {tensor.dtype!r}", "use the version that wrote the checkpoint")
+    size = byte_size(tensor)
+    if not size:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at).view(dtype).reshape(tensor.shape)
+
+
+def _without_arrays(skeleton: Any) -> Any:
+    if isinstance(skeleton, list):
+        return [_without_arrays(item) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    kind, of = skeleton["kind"], skeleton["of"]
+    if kind in ("tensor", "array"):
+        return {"kind": "tensor", "of": of}
+    return skeleton if kind == "bytes" else {"kind": kind, "of": _without_arrays(of)}

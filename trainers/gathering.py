@@ -1,0 +1,98 @@
+"""How the ranks of one save come together in the background: each hands in its report, rank 0 answers.
+
+It goes through the job's store (a ``TCPStore``), over a connection of its own. Not through a process group: collectives
+in the background of a training have crashed it where they shared its group (``docs/decisions/0011``), and a group of
+our own would go when the script destroys its groups, with the last save still on its way.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from torch.distributed import DistError, Store
+
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.trainers.world import World, job_store
+
+_PIECE_BYTES = 4 << 20
+"""The store takes up to 8 MiB at once."""
+_POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+_ALONE_S = 30.0
+
+
+class Scattered(GpuctlError):
+    """The other ranks are gone, so a save cannot be completed. What started them starts them anew."""
+
+
+class Gathering:
+    """Of one process group's life; ``name`` is the same on all ranks and not used before. One thread uses it."""
+
+    def __init__(self, name: str) -> None:
+        self._world = World.now()
+        number, restart = os.environ.get("GPUCTL_ROUND", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"gpuctl/{name}/{number}/{restart}"
+        self._store: Store | None = job_store(prefix) if self._world.size > 1 else None
+
+    def exchange(self, number: int, report: bytes) -> list[bytes] | None:
+        """Hand in this rank's ``report`` on save ``number``. Returns all of them, in rank order, on rank 0, which then
+        owes an ``answer``; ``None`` on the others.
+
+        Raises ``Scattered``.
+        """
+        if self._store is None:
+            return [report]
+        if self._world.rank != 0:
+            self._put(f"{number}/{self._world.rank}", report)
+            return None
+        return [report, *(self._take(f"{number}/{rank}") for rank in range(1, self._world.size))]
+
+    def answer(self, number: int, outcome: bytes) -> None:
+        """From rank 0, to all. Raises ``Scattered``."""
+        if self._store is not None:
+            self._put(f"{number}/outcome", outcome)
+
+    def outcome(self, number: int) -> bytes:
+        """Rank 0's answer. Raises ``Scattered``."""
+        assert self._store is not None, "rank 0 knows its own answer"
+        return self._take(f"{number}/outcome", keep=True)
+
+    def _put(self, key: str, data: bytes) -> None:
+        assert self._store is not None
+        pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)] or [b""]
+        try:
+            for number, piece in enumerate(pieces):
+                self._store.set(f"{key}/{number}", piece)  # type: ignore[arg-type]  # bytes are taken as they are
+            self._store.set(key, str(len(pieces)))
+        except DistError as error:
+            raise Scattered(f"the job's store is gone: {error}") from error
+
+    def _take(self, key: str, keep: bool = False) -> bytes:
+        assert self._store is not None
+        try:
+            self._await(key)
+            names = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
+            data = b"".join(self._store.get(name) for name in names)
+            if not keep:
+                for name in [key, *names]:
+                    self._store.delete_key(name)
+            return data
+        except DistError as error:
+            raise Scattered(f"the job's store is gone: {error}") from error
+
+    def _await(self, key: str) -> None:
+        """Until ``key`` is there. The training waits for nobody here, so neither does this while it goes on; but a
+        process that wants to end does not wait for peers that have ended."""
+        assert self._store is not None
+        alone_since: float | None = None
+        pauses: Sequence[float] = _POLL_S
+        for turn in range(1 << 62):
+            if self._store.check([key]):
+                return
+            if not threading.main_thread().is_alive():
+                alone_since = alone_since or time.monotonic()
+                if time.monotonic() - alone_since > _ALONE_S:
+                    raise Scattered("the other ranks have not finished their part of the checkpoint")
+            time.sleep(pauses[min(turn, len(pauses) - 1)])

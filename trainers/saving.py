@@ -1,0 +1,214 @@
+"""The part of a save that happens behind the training's back: upload, come together, commit.
+
+One save after the other, in a thread that lives as long as there is one to do; so a process that ends with a save on
+its way ends after it. What goes wrong here is kept for whoever waits, and said on stderr: training goes on, and the
+next save makes up for it. Only a fence ends it (see ``Fenced``).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from gpuctl.cluster.commits import BaseGone, Commits, folder_of
+from gpuctl.cluster.errors import Damaged, Fenced, GpuctlError, StoreError, StoreUnavailable
+from gpuctl.cluster.manifest import Manifest, Part
+from gpuctl.cluster.records import CheckpointEntry
+from gpuctl.trainers.gathering import Gathering
+from gpuctl.trainers.reports import Report, manifest_of, report_of
+from gpuctl.trainers.shares import Share
+from gpuctl.trainers.staging import Laid, Staging
+from gpuctl.trainers.uploading import Uploader, give_way, persist
+from gpuctl.trainers.world import World
+
+Reason = Literal["asked", "interval", "notice"]
+
+
+@dataclass(slots=True)
+class Save:
+    """One save of this rank: what was copied, and what became of it."""
+
+    step: int
+    reason: Reason
+    share: Share
+    laid: Laid
+    data: memoryview
+    staging: Staging
+    metrics: dict[str, float]
+    deadline: float | None = None
+    """On the monotonic clock: when this machine is taken."""
+    begun: float = field(default_factory=time.monotonic)
+    done: threading.Event = field(default_factory=threading.Event)
+    called_off: threading.Event = field(default_factory=threading.Event)
+    uploaded: int = 0
+    error: GpuctlError | None = None
+    entry: CheckpointEntry | None = None
+    told: bool = False
+
+    def tell(self, error: GpuctlError) -> None:
+        """That the bucket is away is worth one line."""
+        if not self.told:
+            self.told = True
+            print(f"gpuctl: the checkpoint of step {self.step} has to wait: {error}", file=sys.stderr)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Rank 0's answer to all."""
+
+    entry: CheckpointEntry | None = None
+    """If it is committed."""
+    again: bool = False
+    """The checkpoint that it referred to is gone: write all of it."""
+    fenced: str = ""
+    error: str = ""
+
+
+class Saver:
+    """Of one rank. ``commits`` is rank 0's alone."""
+
+    def __init__(self, round_number: int, mark: str, commits: Commits | None, uploader: Uploader) -> None:
+        self._round = round_number
+        self._mark = mark
+        self._commits = commits
+        self._uploader = uploader
+        self._world = World.now()
+        self._gathering = Gathering("save")
+        self._lock = threading.Lock()
+        self._waiting: deque[Save] = deque()
+        self._thread: threading.Thread | None = None
+        self._attempts = 0
+        self._known: dict[tuple[int, tuple[str, ...]], Part] = {}
+        self._base: str | None = None
+        self.fenced: Fenced | None = None
+
+    def based_on(self, entry: CheckpointEntry, manifest: Manifest) -> None:
+        """``entry`` is in the log, so what has not changed since need not be written again."""
+        self._known = {(part.size, part.blocks): part for part in manifest.parts}
+        self._base = entry.path
+
+    def in_flight(self) -> list[Save]:
+        with self._lock:
+            return list(self._waiting)
+
+    def submit(self, save: Save) -> None:
+        with self._lock:
+            self._waiting.append(save)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="gpuctl-save")
+                self._thread.start()
+
+    def _work(self) -> None:
+        give_way()
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                save = self._waiting[0]
+            try:
+                self._settle(save)
+            except GpuctlError as error:
+                save.error = error
+            except BaseException as error:
+                save.error = GpuctlError(f"saving step {save.step} failed: {error!r}")
+                raise
+            finally:
+                if isinstance(save.error, Fenced):
+                    self.fenced = save.error
+                with self._lock:
+                    self._waiting.popleft()
+                save.done.set()
+
+    def _settle(self, save: Save) -> None:
+        """Until it is committed, or has failed on all ranks."""
+        while True:
+            number, self._attempts = self._attempts, self._attempts + 1
+            report = self._upload(save, folder_of(save.step, self._round, self._mark, number))
+            outcome = self._agree(save, number, report)
+            if not outcome.again:
+                break
+            self._known, self._base = {}, None
+        if outcome.fenced:
+            raise Fenced(outcome.fenced, "this process is a leftover and may end")
+        if outcome.entry is None:
+            raise GpuctlError(f"the checkpoint of step {save.step} was not written: {outcome.error}")
+        save.entry = outcome.entry
+        self._known = {(part.size, part.blocks): part for part in report.parts}
+        self._base = outcome.entry.path
+        self._tidy()
+
+    def _upload(self, save: Save, folder: str) -> Report:
+        keys = [f"{folder}/{self._world.rank:05d}-{number:04d}" for number in range(len(save.laid.parts()))]
+        views = [save.data[low:high] for low, high in save.laid.parts()]
+
+        def count(size: int) -> None:
+            save.uploaded += size
+
+        try:
+            items = zip(keys, views, strict=True)
+            parts = self._uploader.upload(items, self._known, save.called_off, count, save.tell)
+        except GpuctlError as error:
+            return Report(step=save.step, error=str(error))
+        return report_of(save.step, save.share, save.laid, parts)
+
+    def _agree(self, save: Save, number: int, report: Report) -> Outcome:
+        told = self._gathering.exchange(number, msgspec.json.encode(report))
+        if told is None:
+            return msgspec.json.decode(self._gathering.outcome(number), type=Outcome)
+        outcome = self._commit(save, number, [msgspec.json.decode(text, type=Report) for text in told])
+        self._gathering.answer(number, msgspec.json.encode(outcome))
+        return outcome
+
+    def _commit(self, save: Save, number: int, reports: list[Report]) -> Outcome:
+        """On rank 0."""
+        assert self._commits is not None, "only rank 0 commits"
+        for rank, report in enumerate(reports):
+            if report.error or report.step != save.step:
+                what = report.error or f"it saves step {report.step}"
+                return Outcome(error=what if len(reports) == 1 else f"rank {rank}: {what}")
+        try:
+            manifest = manifest_of(reports)
+            entry = self._entry(save, folder_of(save.step, self._round, self._mark, number), manifest)
+            base = self._base if entry.written < entry.bytes else None
+            return Outcome(entry=persist(lambda: self._put(save, entry, manifest, base), save.called_off, save.tell))
+        except BaseGone:
+            return Outcome(again=True)
+        except Fenced as error:
+            return Outcome(fenced=error.message)
+        except GpuctlError as error:
+            return Outcome(error=str(error))
+
+    def _put(self, save: Save, entry: CheckpointEntry, manifest: Manifest, base: str | None) -> CheckpointEntry:
+        assert self._commits is not None
+        now = time.monotonic()
+        left_s = None if save.deadline is None else round(save.deadline - now, 3)
+        timed = msgspec.structs.replace(entry, at=time.time(), took_s=round(now - save.begun, 3), left_s=left_s)
+        return self._commits.commit(timed, manifest, base)
+
+    def _entry(self, save: Save, path: str, manifest: Manifest) -> CheckpointEntry:
+        own = sum(part.size for part in manifest.parts if part.key.startswith(f"{path}/"))
+        return CheckpointEntry(
+            step=save.step,
+            round=self._round,
+            path=path,
+            digest="",
+            bytes=sum(part.size for part in manifest.parts),
+            written=own,
+            world=self._world.size,
+            reason=save.reason,
+            metrics=save.metrics,
+        )
+
+    def _tidy(self) -> None:
+        """The checkpoint is committed: that old ones cannot be deleted now is worth a line, and no job's end."""
+        try:
+            if self._commits is not None:
+                self._commits.tidy()
+        except (StoreError, StoreUnavailable, Damaged) as error:
+            print(f"gpuctl: old checkpoints could not be deleted yet: {error}", file=sys.stderr)

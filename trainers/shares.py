@@ -1,0 +1,158 @@
+"""Which bytes of a state this rank writes, decided without asking anyone.
+
+A checkpoint holds every tensor once, and every rank writes as much of it as any other. What several ranks hold alike (a
+parameter under DDP, a shard that HSDP has copies of) is laid end to end in the order of names, and cut into as many
+equal stretches as there are holders; so even one huge tensor is written by all of them. A cut falls on a multiple of 64
+bytes from the tensor's beginning, which is a whole number of elements of any dtype.
+
+Frozen parameters come first, so that the parts of the ones that never change hold nothing that does (see ``manifest``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from gpuctl.cluster.errors import BadInput
+from gpuctl.trainers.state import Contents
+
+ALIGN = 64
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A tensor's box: all of it, or this rank's shard."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return prod(self.sizes) * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Bytes ``[low, high)`` of the box of tensor ``name``, in row-major order."""
+
+    name: str
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What this rank writes of one checkpoint, in this order."""
+
+    boxes: dict[str, Box]
+    slices: tuple[Slice, ...]
+    values: tuple[str, ...]
+    aliases: dict[str, str]
+    """Tensors that are another one under another name: they are written once."""
+
+
+Holders = Mapping[str, Sequence[int]]
+"""For each name of a tensor or value: the ranks that have it, in order."""
+
+
+def outline(contents: Contents) -> str:
+    """The names and shapes of all that the ranks may hold alike: where it is the same text, they do."""
+    tensors = (f"{name} {t.dtype} {tuple(t.shape)} {type(t).__name__}" for name, t in contents.tensors.items())
+    return "\n".join((*tensors, *(name for name in contents.values if not name.startswith("@rng."))))
+
+
+def share_of(contents: Contents, rank: int, world: int, holders: Holders | None = None) -> Share:
+    """Of ``rank``. ``holders`` is needed only where the ranks' outlines differ (pipeline stages).
+
+    Raises ``BadInput`` for a tensor that cannot be kept: sparse, quantized, or sums that are yet to be added up.
+    """
+    everyone = range(world)
+    boxes: dict[str, Box] = {}
+    groups: dict[tuple[object, ...], tuple[int, int, list[str]]] = {}
+    aliases = _aliases(contents.tensors)
+    for name in sorted(contents.tensors, key=lambda name: (name not in contents.frozen, name)):
+        if name in aliases:
+            continue
+        tensor = contents.tensors[name]
+        boxes[name] = _box(name, tensor)
+        having = everyone if holders is None else holders[name]
+        if isinstance(tensor, DTensor):
+            key, place, copies = _copies(tensor)
+        elif name in contents.alike:
+            key, place, copies = tuple(having), having.index(rank), len(having)
+        elif having[0] == rank:
+            key, place, copies = ("first",), 0, 1
+        else:
+            continue
+        groups.setdefault((name in contents.frozen, *key), (place, copies, []))[2].append(name)
+    slices = [part for place, copies, names in groups.values() for part in _cut(names, boxes, place, copies)]
+    values = [name for name in contents.values if holders is None or holders[name][0] == rank]
+    if holders is None and rank != 0:
+        values = [name for name in values if name.startswith("@rng.")]
+    return Share(boxes, tuple(slices), tuple(values), aliases)
+
+
+def _box(name: str, tensor: Tensor) -> Box:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise BadInput(f"{name!r} of the state to save is {tensor.layout}, which a checkpoint cannot hold", "use dense")
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return Box(dtype, shape, (0,) * len(shape), shape)
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        raise BadInput(f"{name!r} of the state to save is not reduced yet ({tensor.placements})", "redistribute it")
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(dtype, shape, tuple(offsets), tuple(sizes))
+
+
+def _copies(tensor: DTensor) -> tuple[tuple[object, ...], int, int]:
+    """What identifies the ranks that hold the same shards as this one, our place among them, and their number."""
+    mesh, place, copies = tensor.device_mesh, 0, 1
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank has no tensors of a mesh that it is not in"
+    for dim, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            place, copies = place * mesh.size(dim) + coordinate[dim], copies * mesh.size(dim)
+    kinds = tuple(isinstance(placement, Replicate) for placement in tensor.placements)
+    return ("mesh", mesh, kinds), place, copies
+
+
+def _cut(names: Sequence[str], boxes: Mapping[str, Box], place: int, copies: int) -> Iterable[Slice]:
+    """The stretch number ``place`` of ``copies`` of the tensors ``names``, laid end to end."""
+    ends = list(accumulate(boxes[name].bytes for name in names))
+    total = ends[-1] if ends else 0
+    first, last = total * place // copies, total * (place + 1) // copies
+    for name, end in zip(names, ends, strict=True):
+        size = boxes[name].bytes
+        start = end - size
+        low, high = _aligned(first - start, size), _aligned(last - start, size)
+        if low < high:
+            yield Slice(name, low, high)
+
+
+def _aligned(cut: int, size: int) -> int:
+    """``cut`` within a tensor of ``size`` bytes. Both neighbours round alike, so nothing is lost between them."""
+    return size if cut >= size else max(0, cut) // ALIGN * ALIGN
+
+
+def _aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Tied weights. The first name in order is the one that is written."""
+    seen: dict[tuple[object, ...], str] = {}
+    aliases = {}
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        if isinstance(tensor, DTensor) or tensor.numel() == 0:
+            continue
+        same = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj())
+        if seen.setdefault(same, name) != name:
+            aliases[name] = seen[same]
+    return aliases

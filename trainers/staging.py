@@ -1,0 +1,150 @@
+"""This rank's share of a state in host memory: what ``save`` copies, and what is uploaded behind the training's back.
+
+The memory is touched when it is made and used again for every save, because a page that is touched for the first time
+costs a multiple of the copy itself. On a GPU machine it is pinned.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from gpuctl.cluster.manifest import Piece
+from gpuctl.trainers.shares import ALIGN, Share, Slice
+from gpuctl.trainers.state import Contents
+
+PART_BYTES = 16 << 20
+"""Of a share of up to ``_MANY`` parts; beyond, they double, up to a bound: each costs a request, and readers memory."""
+_MOST_PART_BYTES = 64 << 20
+_MANY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Where each slice and value lies in the buffer, and how the buffer is cut into parts."""
+
+    cuts: tuple[int, ...]
+    """Where each part begins, and where the last one ends."""
+    slices: tuple[tuple[Slice, int], ...]
+    """With its offset."""
+    values: tuple[tuple[str, int, int], ...]
+    """Name, offset and size."""
+
+    @property
+    def size(self) -> int:
+        return self.cuts[-1]
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Begin and end of each part."""
+        return list(pairwise(self.cuts))
+
+    def pieces(self, low: int, size: int) -> tuple[Piece, ...]:
+        """Bytes ``[low, low + size)`` of the buffer, by this rank's parts."""
+        found = []
+        part = bisect_right(self.cuts, low) - 1
+        while size > 0:
+            length = min(size, self.cuts[part + 1] - low)
+            found.append(Piece(part, low - self.cuts[part], length))
+            low, size, part = low + length, size - length, part + 1
+        return tuple(found)
+
+
+def lay(share: Share, values: dict[str, bytes]) -> Laid:
+    """Tensors first; then values, in parts of their own, since they change with every save."""
+    end = 0
+    slices = []
+    for part in share.slices:
+        slices.append((part, end))
+        end += _up(part.high - part.low)
+    part_bytes = PART_BYTES
+    while end > part_bytes * _MANY and part_bytes < _MOST_PART_BYTES:
+        part_bytes *= 2
+    cuts = [*range(0, end, part_bytes)]
+    placed = []
+    begin = end
+    for name in share.values:
+        placed.append((name, end, len(values[name])))
+        end += _up(len(values[name]))
+    return Laid((*cuts, *range(begin, end, part_bytes), end), tuple(slices), tuple(placed))
+
+
+class Staging:
+    """A buffer that grows when it must. Not thread-safe but for ``prepare``, which works in the background."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._preparing: threading.Thread | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self._buffer.numel()
+
+    def prepare(self, size: int) -> None:
+        """Have ``size`` bytes ready before the first save asks for them."""
+        if size <= self.bytes:
+            return
+        self._settle()
+        self._preparing = threading.Thread(target=self._grow, args=(size,), name="gpuctl-staging", daemon=True)
+        self._preparing.start()
+
+    def fill(self, laid: Laid, contents: Contents) -> memoryview:
+        """Copy what is laid out from ``contents``; the bytes that are to be written. Returns when they are all there,
+        also from a GPU."""
+        self._settle()
+        if self.bytes < laid.size:
+            self._grow(laid.size)
+        with torch.no_grad():
+            flat: tuple[str, torch.Tensor] | None = None
+            on_gpu = False
+            for part, at in laid.slices:
+                if flat is None or flat[0] != part.name:
+                    flat = (part.name, _bytes_of(contents.tensors[part.name]))
+                on_gpu |= flat[1].is_cuda
+                self._buffer[at : at + part.high - part.low].copy_(flat[1][part.low : part.high], non_blocking=True)
+            if on_gpu:
+                torch.cuda.synchronize()
+        view = memoryview(self._buffer.numpy())  # type: ignore[arg-type]  # numpy's stubs lag behind PEP 688
+        for name, at, size in laid.values:
+            view[at : at + size] = contents.values[name]
+        _clear(view, laid)
+        return view[: laid.size].toreadonly()
+
+    def _settle(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
+    def _grow(self, size: int) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)  # give the old one back first
+        self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).zero_()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    flat = local.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
+
+
+def _clear(view: memoryview, laid: Laid) -> None:
+    """What lies between the slices is zero, whatever an earlier save has left there."""
+    ends: Iterable[tuple[int, int]] = [
+        *((at, at + part.high - part.low) for part, at in laid.slices),
+        *((at, at + size) for _, at, size in laid.values),
+    ]
+    last = 0
+    for low, high in ends:
+        if low > last:
+            view[last:low] = bytes(low - last)
+        last = high
+    if laid.size > last:
+        view[last : laid.size] = bytes(laid.size - last)
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

@@ -1,0 +1,174 @@
+"""Puts the parts of one rank's share into the bucket, a few at a time, behind the training's back.
+
+A part whose bytes are those of a part of the last committed checkpoint is not written again but referred to. What the
+bucket cannot take now it may take later: as long as nobody calls it off, an upload outlasts an outage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpuctl.cluster.bucket import PartStore
+from gpuctl.cluster.errors import BadInput, GpuctlError, StoreUnavailable
+from gpuctl.cluster.manifest import Part, blocks_of, digest
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+THREADS = 8
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_AFTER_END_S = 300.0
+"""How long a process that has nothing else to do waits for a bucket that is away."""
+_NICE = 10
+"""Uploads give way to the training and to its data loaders."""
+
+Known = Mapping[tuple[int, tuple[str, ...]], Part]
+"""Parts that are in the bucket, by size and digests."""
+
+
+class CalledOff(GpuctlError):
+    """Nobody waits for this upload any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What checkpoints may take of a machine, for each rank."""
+
+    upload_bytes_per_s: float | None = None
+    memory_bytes: int = 256 << 20
+    """Besides the copy of the state: what reads in flight may hold."""
+
+    def __post_init__(self) -> None:
+        if self.upload_bytes_per_s is not None and self.upload_bytes_per_s <= 0:
+            raise BadInput(f"upload_bytes_per_s={self.upload_bytes_per_s} uploads nothing", "use more than 0")
+        if self.memory_bytes < 64 << 20:
+            raise BadInput(f"memory_bytes={self.memory_bytes} is too little to read parts", "use 64 MiB or more")
+
+    def reads(self, part_bytes: int) -> int:
+        """How many parts may be read at once: a client holds one twice while it puts it together."""
+        return max(1, min(THREADS, self.memory_bytes // (2 * max(1, part_bytes))))
+
+
+class Pace:
+    """Keeps transfers to so many bytes a second, over all threads."""
+
+    def __init__(self, bytes_per_s: float | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._now = now
+        self._lock = threading.Lock()
+        self._free_at = now()
+
+    def delay_s(self, size: int) -> float:
+        """Books ``size`` bytes; how long to wait before sending them."""
+        if self._bytes_per_s is None:
+            return 0.0
+        with self._lock:
+            start = max(self._free_at, self._now())
+            self._free_at = start + size / self._bytes_per_s
+            return start - self._now()
+
+
+class Uploader:
+    """Of one rank. ``copy`` gets each part as well, for a nearer tier; what it raises is its own affair."""
+
+    def __init__(
+        self, store: PartStore, limits: Limits, copy: Callable[[str, memoryview], None] = lambda _key, _data: None
+    ) -> None:
+        self._store = store
+        self._pace = Pace(limits.upload_bytes_per_s)
+        self._copy = copy
+
+    def upload(
+        self,
+        keys_and_data: Iterable[tuple[str, memoryview]],
+        known: Known,
+        called_off: threading.Event,
+        on_bytes: Callable[[int], None] = lambda _: None,
+        on_trouble: Callable[[GpuctlError], None] = lambda _: None,
+    ) -> list[Part]:
+        """The parts, in the order given, once they are all in the bucket. ``on_bytes`` hears of each that is.
+
+        Raises ``StoreError`` if the store refuses one, ``CalledOff``.
+        """
+
+        def put(item: tuple[str, memoryview]) -> Part:
+            key, data = item
+            part = Part(key, len(data), tuple(digest(data[low:high]) for low, high in blocks_of(len(data))))
+            there = known.get((part.size, part.blocks))
+            if there is None:
+                if called_off.wait(self._pace.delay_s(part.size)):
+                    raise CalledOff(f"the upload of {key} was called off")
+                persist(lambda: self._store.put(key, data), called_off, on_trouble)
+            self._copy((there or part).key, data)
+            on_bytes(part.size)
+            return there or part
+
+        return in_threads(put, keys_and_data, THREADS)
+
+
+def persist(
+    call: Callable[[], T], called_off: threading.Event, on_trouble: Callable[[GpuctlError], None] = lambda _: None
+) -> T:
+    """What ``call`` returns, however long the bucket is away. ``on_trouble`` hears of each refusal.
+
+    Raises ``CalledOff`` instead if nobody waits for it: it is called off, or the script has ended a while ago.
+    """
+    ended_at: float | None = None
+    for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+        try:
+            return call()
+        except StoreUnavailable as error:
+            on_trouble(error)
+            if ended_at is None and not threading.main_thread().is_alive():
+                ended_at = time.monotonic()
+            late = ended_at is not None and time.monotonic() - ended_at > _AFTER_END_S
+            if late or called_off.wait(pause_s):
+                raise CalledOff(error.message, error.hint) from error
+    raise AssertionError("not reached")
+
+
+def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list[U]:
+    """``call`` of each item, in order, in threads that give way to others. Raises what the first failure raised, once
+    no call is running any more.
+
+    Not a ``ThreadPoolExecutor``, which takes no work once the main thread has ended: a last save goes on then.
+    """
+    waiting = iter(enumerate(items))
+    lock = threading.Lock()
+    results: dict[int, U] = {}
+    failures: list[Exception] = []
+
+    def work() -> None:
+        give_way()
+        while True:
+            with lock:
+                numbered = next(waiting, None)
+                if numbered is None or failures:
+                    return
+            number, item = numbered
+            try:
+                results[number] = call(item)
+            except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
+                failures.append(error)
+
+    workers = [threading.Thread(target=work, name=f"gpuctl-part-{n}") for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+    return [results[number] for number in sorted(results)]
+
+
+def give_way() -> None:
+    """Lower the priority of this thread alone, where the system can: Linux."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
