@@ -2,58 +2,90 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gpuctl.cli.access import reach
-from gpuctl.cli.options import Bucket, Cluster, Output, text_option, wants_json
-from gpuctl.cli.terminal import ago, bar, confirm, count, out, out_json, say, size, table
+from gpuctl.cli.options import Bucket, Cluster, Output, parse_flag, text_option, wants_json, whole_number
+from gpuctl.cli.terminal import ago, bar, confirm, count, number, out, out_json, say, size, table
 from gpuctl.cli.verbs import TextCommand, new_app
-from gpuctl.cluster import checkpoints, jobs
+from gpuctl.cluster import checkpoints, filesets, jobs, pulled
 from gpuctl.cluster.bucket import Bucket as Store
+from gpuctl.cluster.checkpoints import Checked
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.cluster.records import CheckpointEntry
+from gpuctl.cluster.pulled import OnBytes, Opened
+from gpuctl.cluster.records import CheckpointEntry, FileSet
+from gpuctl.cluster.retention import Retention
 
-app = new_app(name="ckpt", help="List, fetch or delete a job's checkpoints.")
+app = new_app(name="ckpt", help="List, fetch, check or delete a job's checkpoints.")
 
 Job = Annotated[str | None, text_option("--job", "-j", metavar="JOB", about="Default: the newest.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.command(cls=TextCommand)
 def ls(job: Job = None, output: Output = "text", cluster: Cluster = None, bucket: Bucket = None) -> None:
-    """List a job's checkpoints, the newest last."""
+    """List a job's checkpoints, the newest last.
+
+    ADDED is what was uploaded for it; the rest of it belongs to earlier ones as well. Files that the script keeps in
+    $GPUCTL_CHECKPOINT_DIR are told in a line of their own.
+    """
     as_json = wants_json(output)
-    store = reach(cluster, bucket).store
-    name = jobs.find(store, job).job
-    entries = checkpoints.committed(store, name)
+    store, name = _job(job, cluster, bucket)
+    found = checkpoints.check(store, name, checkpoints.committed(store, name))
+    files = filesets.newest(store, name)
     if as_json:
-        out_json([_as_json(entry) for entry in entries])
-    elif entries:
-        rows = [
-            (str(e.step), str(e.round), str(e.world), str(len(e.sha256)), size(e.bytes), ago(e.at)) for e in entries
-        ]
-        for line in table(("STEP", "ROUND", "RANKS", "FILES", "SIZE", "SAVED"), rows):
-            out(line)
-    else:
+        checked = [_as_json(one) for one in found]
+        out_json({"job": name, "checkpoints": checked, "files": _files_as_json(files) if files else None})
+        return
+    if found:
+        _print_table(found)
+    if files:
+        many, total = len(files.files), sum(file.size for file in files.files.values())
+        out(f"files of the script: {many}, {size(total)}, kept {ago(files.at)} in round {files.round}")
+    if not found and not files:
         say(f"job {name} has no checkpoint")
 
 
 @app.command(cls=TextCommand)
 def pull(
-    step: Annotated[str, typer.Argument(metavar="STEP", help="A step that `gpuctl ckpt ls` shows, or last.")],
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Where to; it is made if need be.")],
+    step: Annotated[str, typer.Argument(metavar="STEP", help="One that `gpuctl ckpt ls` shows, last, or files.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Where to; new or empty.")],
+    form: Annotated[
+        str, text_option("--format", "-f", metavar="torch|dcp|safetensors", about="Of the files (default: torch).")
+    ] = "torch",
     job: Job = None,
     cluster: Cluster = None,
     bucket: Bucket = None,
 ) -> None:
-    """Fetch the files of a checkpoint and check them."""
-    store = reach(cluster, bucket).store
-    name = jobs.find(store, job).job
-    entry = _find(store, name, step)
-    with bar(f"step {entry.step} of {name}", entry.bytes) as fetched:
-        checkpoints.pull(store, name, entry, Path(folder), fetched)
+    """Fetch a checkpoint, checked, as files that need no gpuctl.
+
+    torch: model.pt, optimizer.pt and so on, for torch.load. dcp: for torch.distributed.checkpoint.load. safetensors:
+    model.safetensors and so on, and values.json. With files in place of a step: what the script keeps in
+    $GPUCTL_CHECKPOINT_DIR, as it is.
+    """
+    # Its parts as they lie in the bucket would be of use to nobody: only ``Checkpointer`` reads them, and it reads
+    # them there. One file for each item of the state lets whoever wants the weights leave the optimizer unread.
+    write = _writer(form)
+    store, name = _job(job, cluster, bucket)
+    if step == "files":
+        _pull_files(store, name, Path(folder))
+        out(folder)
+        return
+    entry = checkpoints.find(store, name, step)
+    with pulled.reading(store, name, entry):
+        opened = pulled.open_entry(store, name, entry)
+        room = opened.tensor_bytes * (1 if form == "safetensors" else 2)
+        with (
+            pulled.new_files(Path(folder), room) as aside,
+            bar(f"step {entry.step} of {name}", opened.bytes_to_read) as fetched,
+        ):
+            write(opened, aside, fetched)
+            pulled.write_about(opened, aside)
     out(folder)
 
 
@@ -61,39 +93,213 @@ def pull(
 def rm(
     steps: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps that `gpuctl ckpt ls` shows, or all.")],
     job: Job = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     cluster: Cluster = None,
     bucket: Bucket = None,
 ) -> None:
     """Delete checkpoints."""
+    store, name = _job(job, cluster, bucket)
+    chosen = _chosen(store, name, steps)
+    if not chosen:
+        say(f"job {name} has no checkpoint")
+        return
+    what = f"{count(len(chosen), 'checkpoint')} of {name}"
+    frees = checkpoints.freed(store, name, chosen)
+    _ask(f"Delete {what}? That frees {size(frees)}.", yes)
+    out(f"deleted {what}, which freed {size(checkpoints.remove(store, name, chosen))}")
+
+
+@app.command(cls=TextCommand)
+def verify(
+    step: Annotated[
+        str, typer.Argument(metavar="[STEP]", help="One that `gpuctl ckpt ls` shows, last, or all.")
+    ] = "all",
+    job: Job = None,
+    cluster: Cluster = None,
+    bucket: Bucket = None,
+) -> None:
+    """Read a job's checkpoints again and check every byte."""
+    store, name = _job(job, cluster, bucket)
+    chosen = _chosen(store, name, [step])
+    everything = checkpoints.check(store, name, checkpoints.committed(store, name))
+    paths = {entry.path for entry in chosen}
+    looked_at = [one for one in everything if one.entry.path in paths]
+    if not looked_at:
+        say(f"job {name} has no checkpoint")
+        return
+    with bar(f"{count(len(looked_at), 'checkpoint')} of {name}", checkpoints.bytes_to_verify(looked_at)) as read:
+        verified = checkpoints.verify(store, name, looked_at, read)
+    for one in verified:
+        out(f"step {one.entry.step}: {'whole' if one.whole else 'damaged'}")
+        for fault in one.faults:
+            out(f"  {fault.what}")
+    for entry in chosen:
+        if all(one.entry.path != entry.path for one in verified):
+            out(f"step {entry.step}: removed meanwhile")
+    _refuse_damaged(verified, everything)
+
+
+@app.command(cls=TextCommand)
+def gc(
+    keep_last: Annotated[
+        str | None,
+        text_option("--keep-last", metavar="K", about="Keep the newest K (default: all; 3 with a rule below)."),
+    ] = None,
+    keep_every: Annotated[
+        str | None, text_option("--keep-every", metavar="M", about="And the first of each M steps.")
+    ] = None,
+    keep_best: Annotated[
+        str | None, text_option("--keep-best", metavar="METRIC[:min|max]", about="And the one with the least or most.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    job: Job = None,
+    yes: Yes = False,
+    cluster: Cluster = None,
+    bucket: Bucket = None,
+) -> None:
+    """Delete what is left of broken-off checkpoints, and those that no rule keeps.
+
+    The job may run meanwhile: nothing that it still needs goes.
+    """
+    retention = _retention(keep_last, keep_every, keep_best)
+    store, name = _job(job, cluster, bucket)
+    found = checkpoints.garbage(store, name, retention)
+    if not found.dropped and not found.left:
+        say(f"job {name} has nothing to delete")
+        return
+    for entry in found.dropped:
+        out(f"step {entry.step}: no rule keeps it")
+    if found.left:
+        out(f"{count(len(found.left), 'object')} that no checkpoint needs, left by rounds that are over")
+    if dry_run:
+        say(f"all this would free {size(found.frees)}; nothing was deleted")
+        return
+    _ask(f"Delete this? That frees {size(found.frees)}.", yes)
+    out(f"freed {size(checkpoints.collect(store, name, found))}")
+
+
+def _job(job: str | None, cluster: str | None, bucket: str | None) -> tuple[Store, str]:
     store = reach(cluster, bucket).store
-    name = jobs.find(store, job).job
-    chosen = checkpoints.committed(store, name) if steps == ["all"] else [_find(store, name, step) for step in steps]
-    what = f"{count(len(chosen), 'checkpoint')} of {name} ({size(sum(entry.bytes for entry in chosen))})"
-    if not yes and not confirm(f"Delete {what}?", unattended=False):
+    return store, jobs.find(store, job).job
+
+
+def _chosen(store: Store, job: str, steps: Sequence[str]) -> list[CheckpointEntry]:
+    if list(steps) == ["all"]:
+        return list(checkpoints.committed(store, job))
+    found = {entry.path: entry for entry in (checkpoints.find(store, job, step) for step in steps)}
+    return list(found.values())
+
+
+def _ask(question: str, yes: bool) -> None:
+    if not yes and not confirm(question, unattended=False):
         raise GpuctlError("nothing was deleted", "answer y, or add -y")
-    checkpoints.remove(store, name, chosen)
-    out(f"deleted {what}")
 
 
-def _find(store: Store, job: str, step: str) -> CheckpointEntry:
-    entries = checkpoints.committed(store, job)
-    if step == "last" and entries:
-        return entries[-1]
-    for entry in entries:
-        if str(entry.step) == step:
-            return entry
-    steps = ", ".join(str(entry.step) for entry in entries)
-    raise BadInput(f"job {job} has no checkpoint of step {step}", f"it has: {steps or 'none'}")
+def _writer(form: str) -> Callable[[Opened, Path, OnBytes], None]:
+    if form == "safetensors":
+        from gpuctl.cluster.safetensors import write_safetensors
+
+        return write_safetensors
+    if form not in ("torch", "dcp"):
+        raise BadInput(f"--format {form} is not a format", "use torch, dcp or safetensors")
+    try:
+        from gpuctl.trainers import export  # brings torch
+    except ModuleNotFoundError as error:
+        raise GpuctlError(
+            f"--format {form} needs {error.name}, which is not installed",
+            "pip install 'gpuctl[train]', or use --format safetensors",
+        ) from error
+    return export.write_torch if form == "torch" else export.write_dcp
 
 
-def _as_json(entry: CheckpointEntry) -> dict[str, object]:
+def _pull_files(store: Store, job: str, folder: Path) -> None:
+    files = filesets.newest(store, job)
+    if files is None:
+        raise BadInput(f"job {job} keeps no files", "a script writes them to $GPUCTL_CHECKPOINT_DIR")
+    total = sum(file.size for file in files.files.values())
+    with pulled.new_files(folder, total) as aside, bar(f"files of {job}", total) as fetched:
+        pulled.fetch_files(store, job, files, aside, fetched)
+
+
+def _retention(last: str | None, every: str | None, best: str | None) -> Retention | None:
+    """``None``: all stay."""
+    if last is None and every is None and best is None:
+        return None
+    metric, _, way = (best or "").partition(":")
+    if way not in ("", "min", "max") or (best is not None and not metric):
+        raise BadInput(f"--keep-best {best} is not a metric and a way", "use one such as loss, or accuracy:max")
+    return Retention(
+        last=parse_flag("--keep-last", last, whole_number(1)) or Retention().last,
+        every=parse_flag("--keep-every", every, whole_number(1)),
+        best=metric or None,
+        best_is="max" if way == "max" else "min",
+    )
+
+
+def _print_table(found: Sequence[Checked]) -> None:
+    header = ["STEP", "SIZE", "ADDED", "ROUND", "SAVED", "REASON", "STATE", "TIER"]
+    with_metrics = any(one.entry.metrics for one in found)
+    rows = [_row(one, with_metrics) for one in found]
+    for line in table([*header, *(["METRICS"] if with_metrics else [])], rows, give=[8] if with_metrics else []):
+        out(line)
+    for one in found:
+        if not one.whole:
+            more = f" (and {len(one.faults) - 1} more)" if len(one.faults) > 1 else ""
+            say(f"step {one.entry.step} is damaged: {one.faults[0].what}{more}")
+
+
+def _row(one: Checked, with_metrics: bool) -> list[str]:
+    entry = one.entry
+    row = [
+        str(entry.step),
+        size(entry.bytes),
+        size(entry.written),
+        str(entry.round),
+        ago(entry.at),
+        entry.reason,
+        "whole" if one.whole else "damaged",
+        checkpoints.tier_of(entry),
+    ]
+    if with_metrics:
+        row.append(" ".join(f"{name}={number(value)}" for name, value in entry.metrics.items()) or "-")
+    return row
+
+
+def _refuse_damaged(verified: Sequence[Checked], everything: Sequence[Checked]) -> None:
+    """Fail if any is damaged, and say what a restore takes then: those not read just now count by their sizes."""
+    damaged = [one.entry for one in verified if not one.whole]
+    if not damaged:
+        return
+    known = {one.entry.path: one for one in [*everything, *verified]}
+    restored = checkpoints.restored(list(known.values()))
+    takes = f"takes step {restored.step}" if restored else "finds none"
+    raise GpuctlError(
+        f"damaged: step {', '.join(str(entry.step) for entry in damaged)}; a restore {takes}",
+        f"delete it: gpuctl ckpt rm {' '.join(str(entry.step) for entry in damaged)}",
+    )
+
+
+def _as_json(one: Checked) -> dict[str, Any]:
+    entry = one.entry
     return {
         "step": entry.step,
+        "bytes": entry.bytes,
+        "written": entry.written,
         "round": entry.round,
         "ranks": entry.world,
-        "bytes": entry.bytes,
         "at": entry.at,
+        "age_s": max(0.0, time.time() - entry.at),
+        "took_s": entry.took_s,
+        "reason": entry.reason,
+        "left_s": entry.left_s,
+        "whole": one.whole,
+        "faults": [fault.what for fault in one.faults],
+        "tier": checkpoints.tier_of(entry),
+        "metrics": entry.metrics,
         "path": entry.path,
-        "sha256": entry.sha256,
     }
+
+
+def _files_as_json(files: FileSet) -> dict[str, Any]:
+    sizes = {path: file.size for path, file in files.files.items()}
+    return {"round": files.round, "at": files.at, "bytes": sum(sizes.values()), "sizes": sizes}

@@ -36,7 +36,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "logs": Verb("gpuctl.cli.logs", "Show what a job printed."),
         "jobs": Verb("gpuctl.cli.jobs", "List the jobs, the newest last."),
         "cancel": Verb("gpuctl.cli.cancel", "End a job after a last checkpoint."),
-        "ckpt": Verb("gpuctl.cli.ckpt", "List, fetch or delete a job's checkpoints."),
+        "ckpt": Verb("gpuctl.cli.ckpt", "List, fetch, check or delete a job's checkpoints."),
     },
     "Other": {
         "demo": Verb("gpuctl.cli.demo", "Train on four local nodes and lose two of them on the way."),

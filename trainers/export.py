@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from gpuctl.cluster.assembly import byte_size
 from gpuctl.cluster.errors import Damaged
@@ -28,16 +29,16 @@ _ALIGN = 64
 def write_torch(opened: Opened, folder: Path, on_bytes: OnBytes) -> None:
     """``<item>.pt`` for each item of the state: what ``torch.load(path, weights_only=True)`` gives is what its
     ``load_state_dict`` takes. Arrays become tensors, since ``weights_only`` lets no arrays pass."""
-    with _state(opened, folder, on_bytes) as state:
+    with _state(opened, folder, on_bytes) as state, _os_errors():
         for item, value in state.items():
-            # Through a file of ours: torch's own writer turns a full disk into a RuntimeError.
+            # Through a file of ours: of one that torch opens by itself, it does not tell what went wrong.
             with (folder / f"{file_name(item)}.pt").open("wb") as file:
                 torch.save(value, file)
 
 
 def write_dcp(opened: Opened, folder: Path, on_bytes: OnBytes) -> None:
     """What ``torch.distributed.checkpoint.load`` reads, on any number of ranks."""
-    with _state(opened, folder, on_bytes) as state, warnings.catch_warnings():
+    with _state(opened, folder, on_bytes) as state, _os_errors(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
 
@@ -61,6 +62,23 @@ def _state(opened: Opened, folder: Path, on_bytes: OnBytes) -> Iterator[dict[str
         memory = mmap.mmap(file.fileno(), 0)
         tensors = {name: _tensor(memory, places[name], tensor) for name, tensor in wanted.items()}
         yield {item: unpack(_without_arrays(skeleton), tensors) for item, skeleton in opened.skeletons.items()}
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """A disk that is full reaches the caller as the ``OSError`` that it is: torch's writer complains of what follows
+    from it."""
+    try:
+        yield
+    except (RuntimeError, CheckpointException) as error:
+        cause: BaseException | None = error
+        if isinstance(error, CheckpointException):
+            cause = next(failure for failure, _ in error.failures.values())
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise cause from error
 
 
 def _tensor(memory: mmap.mmap, at: int, tensor: TensorIndex) -> torch.Tensor:

@@ -1,121 +1,427 @@
-"""Checkpoints listed, fetched and deleted from outside of the job."""
+"""``gpuctl ckpt`` on checkpoints as jobs write them."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
+from safetensors import safe_open
 
-from gpuctl.cluster import checkpoints, layout
-from gpuctl.cluster.bucket import Bucket
-from gpuctl.cluster.records import CheckpointLog
+from gpuctl.cli.terminal import size
+from gpuctl.cluster import checkpoints
+from gpuctl.cluster.records import CheckpointEntry, Outcome
 from tests.cli.written import WrittenCluster
+from tests.cluster.faults import Fault, Proxy
+from tests.cluster.made import Raw, of_bytes
+from tests.cluster.test_pulled import keep
 
-FILES = {"index.json": b"{}", "tensors-0-0.bin": bytes(range(256)) * 70_000, "empty.bin": b""}
+JOB = "digits-1"
+WEIGHTS = Raw("float32", (1000, 50), os.urandom(200_000), (2, 1))
+STATE = {
+    "model": {"0.weight": WEIGHTS},
+    "optimizer": {"state": {"0.weight": {"step": 7}}, "param_groups": [{"lr": 0.1}]},
+}
 
 
 @pytest.fixture
-def saved(written_anywhere: WrittenCluster) -> WrittenCluster:
-    job = written_anywhere.submit().job
-    written_anywhere.checkpoint(job, 100, {"index.json": b"old"})
-    written_anywhere.checkpoint(job, 200, FILES, 3)
-    return written_anywhere
+def saved(written: WrittenCluster) -> WrittenCluster:
+    """Steps 100 and 200 of one job; the second has the weights of the first."""
+    return with_two(written)
 
 
-def keys(cluster: WrittenCluster, step: str) -> list[str]:
-    return [entry.key for entry in cluster.store.list(f"{layout.checkpoints('digits-1')}/{step}")]
+@pytest.fixture
+def saved_anywhere(written_anywhere: WrittenCluster) -> WrittenCluster:
+    return with_two(written_anywhere)
 
 
-def test_ls_lists_what_is_committed(saved: WrittenCluster) -> None:
-    saved.store.put(f"{layout.checkpoints('digits-1')}/300-r3/index.json", b"not committed")
-    listed = json.loads(saved.run("ckpt", "ls", "-o", "json").stdout)
-    assert [(entry["step"], entry["round"]) for entry in listed] == [(100, 1), (200, 3)]
-    lines = saved.run("ckpt", "ls", "--job", "digits-1").stdout.splitlines()
-    assert lines[0].split() == ["STEP", "ROUND", "RANKS", "FILES", "SIZE", "SAVED"]
-    assert lines[2].split()[:6] == ["200", "3", "2", "3", "17.9", "MB"]
+def with_two(cluster: WrittenCluster) -> WrittenCluster:
+    cluster.submit()
+    maker = cluster.maker(JOB)
+    maker.part_bytes = 50_000
+    first = maker.save(100, {**STATE, "epoch": 1}, metrics={"loss": 0.5})
+    maker.save(200, {**STATE, "epoch": 2}, 3, base=first, reason="notice", metrics={"loss": 0.25, "acc": 0.875})
+    return cluster
 
 
-@pytest.mark.parametrize("step", ["200", "last"])
-def test_pull_fetches_the_files_as_they_are(saved: WrittenCluster, step: str) -> None:
-    done = saved.run("ckpt", "pull", step, "out/here")
-    assert done.stdout == "out/here\n"
-    there = {path.name: path.read_bytes() for path in (saved.work / "out" / "here").iterdir()}
-    assert there == FILES
-    assert "step 200 of digits-1: 17.9 MB" in done.stderr
+def listed(cluster: WrittenCluster) -> tuple[CheckpointEntry, ...]:
+    return checkpoints.committed(cluster.store, JOB)
 
 
-@pytest.mark.parametrize("harm", ["changed", "missing"])
-def test_a_damaged_checkpoint_is_named_and_leaves_no_bad_file(saved: WrittenCluster, harm: str) -> None:
-    key = f"{layout.checkpoints('digits-1')}/200-r3/tensors-0-0.bin"
-    if harm == "changed":
-        saved.store.put(key, FILES["tensors-0-0.bin"][:-1] + b"!")
+def harm(cluster: WrittenCluster, key: str, how: str) -> str:
+    """``key`` is below the job's checkpoint folder."""
+    store = cluster.maker(JOB).store
+    data = store.get(key)
+    assert data is not None, f"there is no {key} to harm"
+    if how == "missing":
+        store.delete([key])
     else:
-        saved.store.delete([key])
-    done = saved.run("ckpt", "pull", "200", "out", code=1)
-    assert "tensors-0-0.bin" in done.stderr
-    assert not [path for path in (saved.work / "out").iterdir() if path.name.startswith("tensors")]
+        store.put(key, {"cut short": data[:-1], "flipped": bytes([data[0] ^ 1]) + data[1:]}[how])
+    return key
 
 
-def test_pull_into_a_file_is_refused(saved: WrittenCluster) -> None:
-    (saved.work / "out").write_text("")
-    assert "error: cannot write to out" in saved.run("ckpt", "pull", "200", "out", code=2).stderr
+# -- ls ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_is_not_there_is_refused_with_those_that_are(saved: WrittenCluster) -> None:
-    for verb in (["pull", "7", "out"], ["rm", "7", "-y"]):
-        said = saved.run("ckpt", *verb, code=2).stderr
-        assert said == "error: job digits-1 has no checkpoint of step 7; it has: 100, 200\n"
+def test_ls_tells_step_size_round_age_reason_state_tier_and_metrics(saved: WrittenCluster) -> None:
+    saved.maker(JOB).write(300, STATE, 3)  # not committed
+    first, second = listed(saved)
+    lines = saved.run("ckpt", "ls", "--job", JOB).stdout.splitlines()
+    assert len(lines) == 3
+    header = ["STEP", "SIZE", "ADDED", "ROUND", "SAVED", "REASON", "STATE", "TIER", "METRICS"]
+    assert lines[0].split() == header
+    cells = re.split(r"\s{2,}", lines[2].strip())
+    assert cells[:4] == ["200", size(second.bytes), size(second.written), "3"]
+    assert re.fullmatch(r"\d+ s ago", cells[4])
+    assert cells[5:] == ["notice", "whole", "bucket", "loss=0.25 acc=0.875"]
+    assert first.written == first.bytes > 10 * second.written
 
 
-def test_rm_deletes_one_and_keeps_the_fence_and_the_others(saved: WrittenCluster) -> None:
-    ledger = checkpoints.ledger(saved.store, "digits-1")
-    fence = (ledger.read().value or CheckpointLog()).fence
-    assert saved.run("ckpt", "rm", "200", "-y").stdout.startswith("deleted 1 checkpoint of digits-1 (17.9 MB)")
-    log = ledger.read().value
-    assert log is not None
-    assert [entry.step for entry in log.entries] == [100]
-    assert log.fence == fence
-    assert keys(saved, "200-r3") == []
-    assert len(keys(saved, "100-r1")) == 1
-    saved.run("ckpt", "rm", "all", "-y")
-    assert "job digits-1 has no checkpoint" in saved.run("ckpt", "ls").stderr
+def test_ls_as_json_has_all_of_it(saved: WrittenCluster) -> None:
+    harm(saved, f"{listed(saved)[1].path}/manifest.json", "flipped")
+    told = json.loads(saved.run("ckpt", "ls", "-o", "json").stdout)
+    assert (told["job"], told["files"]) == (JOB, None)
+    first, second = told["checkpoints"]
+    assert (first["step"], first["round"], first["reason"], first["tier"]) == (100, 1, "interval", "bucket")
+    assert (first["whole"], first["faults"], first["metrics"]) == (True, [], {"loss": 0.5})
+    assert 0 <= first["age_s"] < 60
+    assert first["bytes"] == listed(saved)[0].bytes
+    assert second["whole"] is False
+    assert second["faults"] == [f"{second['path']}/manifest.json is not what was written"]
 
 
-def test_rm_asks_and_without_anybody_to_ask_does_nothing(saved: WrittenCluster) -> None:
-    assert "nothing was deleted; answer y, or add -y" in saved.run("ckpt", "rm", "200", code=1).stderr
-    assert len(keys(saved, "200-r3")) == 3
+def test_ls_says_what_a_damaged_one_lacks(saved_anywhere: WrittenCluster) -> None:
+    key = harm(saved_anywhere, f"{listed(saved_anywhere)[0].path}/00001-0001", "missing")
+    done = saved_anywhere.run("ckpt", "ls")
+    assert ["damaged" in line for line in done.stdout.splitlines()] == [False, True, True], "both need that part"
+    assert done.stderr.splitlines() == [f"step {step} is damaged: {key} is missing" for step in (100, 200)]
 
 
-class Watching(Bucket):
-    """What the ledger said when the first file was deleted."""
-
-    entries_then: tuple[object, ...] | None = None
-
-    def delete(self, keys: object) -> None:
-        if self.entries_then is None:
-            self.entries_then = checkpoints.committed(self, "digits-1")
-        super().delete(keys)  # type: ignore[arg-type]
-
-
-def test_the_log_forgets_a_checkpoint_before_its_files_go(saved: WrittenCluster) -> None:
-    store = Watching(saved.store.raw, saved.url)
-    entries = checkpoints.committed(store, "digits-1")
-    checkpoints.remove(store, "digits-1", entries)
-    assert store.entries_then == ()
+def test_ls_tells_of_the_files_of_a_script(written: WrittenCluster) -> None:
+    job = written.submit().job
+    assert f"job {job} has no checkpoint" in written.run("ckpt", "ls").stderr
+    keep(written.url, {"last.ckpt": b"x" * 2000, "a/b": b"y"}, {}, job)
+    assert re.fullmatch(
+        r"files of the script: 2, 2\.0 kB, kept \d+ s ago in round 1\n", written.run("ckpt", "ls").stdout
+    )
+    told = json.loads(written.run("ckpt", "ls", "-o", "json").stdout)
+    assert told["checkpoints"] == []
+    assert told["files"]["sizes"] == {"last.ckpt": 2000, "a/b": 1}
 
 
-def test_removing_while_the_job_commits_loses_none_of_its_checkpoints(saved: WrittenCluster) -> None:
-    first = checkpoints.committed(saved.store, "digits-1")[:1]
+# -- pull -------------------------------------------------------------------------------------------------------------
 
-    class Racing(Bucket):
-        raced = False
 
-        def create(self, key: str, data: bytes) -> bool:
-            if not self.raced:
-                self.raced = True
-                saved.checkpoint("digits-1", 300, {"index.json": b"new"}, 3)
-            return super().create(key, data)
+@pytest.mark.parametrize(("step", "epoch"), [("100", 1), ("200", 2), ("last", 2)])
+def test_pull_gives_safetensors_without_torch(saved_anywhere: WrittenCluster, step: str, epoch: int) -> None:
+    done = saved_anywhere.run("ckpt", "pull", step, "out/here", "--format", "safetensors")
+    assert done.stdout == "out/here\n"
+    assert re.search(rf"step {100 * epoch} of {JOB}: 2\d\d kB", done.stderr)
+    folder = saved_anywhere.work / "out" / "here"
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "values.json", "checkpoint.json"}
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        assert list(file.keys()) == ["0.weight"]
+        assert file.get_tensor("0.weight").tobytes() == WEIGHTS.data
+        assert file.metadata()["step"] == str(100 * epoch)
+    assert json.loads((folder / "values.json").read_text()) == {
+        "model": {"0.weight": {"tensor": "0.weight"}},
+        "optimizer": STATE["optimizer"],
+        "epoch": epoch,
+    }
+    about = json.loads((folder / "checkpoint.json").read_text())
+    assert (about["job"], about["step"]) == (JOB, 100 * epoch)
 
-    checkpoints.remove(Racing(saved.store.raw, saved.url), "digits-1", first)
-    assert [entry.step for entry in checkpoints.committed(saved.store, "digits-1")] == [200, 300]
-    assert keys(saved, "100-r1") == []
+
+@pytest.mark.parametrize("how", ["flipped", "cut short", "missing"])
+@pytest.mark.parametrize("what", ["00000-0002", "manifest.json"])
+def test_a_damaged_checkpoint_is_named_and_leaves_nothing(written: WrittenCluster, what: str, how: str) -> None:
+    written.submit()
+    maker = written.maker(JOB)
+    maker.part_bytes = 50_000
+    key = harm(written, f"{maker.save(100, STATE).path}/{what}", how)
+    said = written.run("ckpt", "pull", "100", "out", "--format", "safetensors", code=1).stderr
+    assert said.startswith(f"error: {key} ")
+    assert said.endswith("take the checkpoint before it; gpuctl ckpt verify tells which are whole\n")
+    assert not (written.work / "out").exists()
+
+
+@pytest.fixture
+def held(written: WrittenCluster, s3_url: str, s3_endpoint: str) -> Iterator[tuple[WrittenCluster, Fault, list[str]]]:
+    """A cluster on S3 with step 100, a read of a part of it that the network holds up, and a pull that meets it."""
+    on_s3 = WrittenCluster(written.home, s3_url, name="held")
+    on_s3.submit()
+    maker = on_s3.maker(JOB)
+    maker.part_bytes = 10_000
+    maker.save(100, STATE)
+    with Proxy(s3_endpoint).running() as proxy:
+        fault = proxy.plan("hold", "GET", "00001-0001")
+        url = s3_url.replace(s3_endpoint, proxy.url)
+        yield on_s3, fault, ["ckpt", "pull", "100", "out", "--format", "safetensors", "--bucket", url]
+
+
+def test_a_pull_that_is_interrupted_leaves_nothing_and_waits_for_nobody(
+    held: tuple[WrittenCluster, Fault, list[str]],
+) -> None:
+    cluster, fault, pull = held
+    process = cluster.start(*pull)
+    assert fault.met.wait(30)
+    assert list((cluster.work / "out").iterdir())
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    fault.gate.set()
+    assert process.returncode == 130
+    assert said == "interrupted\n"
+    assert not (cluster.work / "out").exists()
+
+
+def test_a_step_that_is_removed_while_it_is_pulled_is_not_called_damaged(
+    held: tuple[WrittenCluster, Fault, list[str]],
+) -> None:
+    cluster, fault, pull = held
+    process = cluster.start(*pull)
+    assert fault.met.wait(30)
+    checkpoints.remove(cluster.store, JOB, listed(cluster))
+    fault.gate.set()
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert said == "error: the checkpoint of step 100 was removed meanwhile; take a newer one: gpuctl ckpt ls\n"
+    assert not (cluster.work / "out").exists()
+
+
+@pytest.mark.parametrize("there", ["a file", "a folder with files"])
+def test_pull_overwrites_nothing(saved: WrittenCluster, there: str) -> None:
+    out = saved.work / "out"
+    if there == "a file":
+        out.write_text("precious")
+    else:
+        out.mkdir()
+        (out / "mine").write_text("precious")
+    said = saved.run("ckpt", "pull", "200", "out", "--format", "safetensors", code=2).stderr
+    assert said.startswith(
+        "error: cannot write to out: " if there == "a file" else "error: out is not empty; choose a new"
+    )
+    assert len(said.splitlines()) == 1
+    assert (out if there == "a file" else out / "mine").read_text() == "precious"
+
+
+def test_a_format_that_is_none_is_refused(saved: WrittenCluster) -> None:
+    said = saved.run("ckpt", "pull", "200", "out", "--format", "pickle", code=2).stderr
+    assert said == "error: --format pickle is not a format; use torch, dcp or safetensors\n"
+
+
+def test_without_torch_the_line_says_how_to_get_it_and_what_works_without(saved: WrittenCluster) -> None:
+    hidden = saved.home / "hidden"
+    hidden.mkdir()
+    (hidden / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    saved.env["PYTHONPATH"] = str(hidden)
+    for form in ([], ["--format", "dcp"]):
+        said = saved.run("ckpt", "pull", "200", "out", *form, code=1).stderr
+        assert said == (
+            f"error: --format {form[1] if form else 'torch'} needs torch, which is not installed; "
+            "pip install 'gpuctl[train]', or use --format safetensors\n"
+        )
+    saved.run("ckpt", "pull", "200", "out", "--format", "safetensors")
+
+
+@pytest.mark.parametrize("form", ["torch", "dcp", "safetensors"])
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(written: WrittenCluster, form: str) -> None:
+    written.submit()
+    written.maker(JOB).save(100, {"model": {"w": of_bytes(bytes(3_000_000))}})
+    limit = (2_000_000, 2_000_000) if form == "safetensors" else (3_000_100, 3_000_100)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuctl.cli.main", "ckpt", "pull", "100", "out", "--format", form],
+        cwd=written.work,
+        env=written.env,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: cannot write to out: File too large; choose another folder\n"
+    assert not (written.work / "out").exists()
+
+
+def test_the_files_of_a_script_are_pulled_as_they_are(written: WrittenCluster) -> None:
+    job = written.submit().job
+    said = written.run("ckpt", "pull", "files", "out", code=2).stderr
+    assert said == f"error: job {job} keeps no files; a script writes them to $GPUCTL_CHECKPOINT_DIR\n"
+    keep(written.url, {"last.ckpt": b"x" * 2000, "a/b": b"y"}, {"best": "last.ckpt"}, job)
+    done = written.run("ckpt", "pull", "files", "out")
+    assert done.stderr == f"files of {job}: 2.0 kB\n"
+    assert (written.work / "out" / "best").read_bytes() == b"x" * 2000
+    assert (written.work / "out" / "a" / "b").read_bytes() == b"y"
+
+
+# -- rm ---------------------------------------------------------------------------------------------------------------
+
+
+def test_rm_tells_what_became_free_and_keeps_the_others_whole(saved_anywhere: WrittenCluster) -> None:
+    """The second one needs the weights of the first, so they stay."""
+    first, second = listed(saved_anywhere)
+    said = saved_anywhere.run("ckpt", "rm", "100", "-y").stdout
+    found = re.fullmatch(rf"deleted 1 checkpoint of {JOB}, which freed (\d+\.\d) kB\n", said)
+    assert found
+    assert float(found[1]) * 1000 < first.bytes / 10
+    assert listed(saved_anywhere) == (second,)
+    saved_anywhere.run("ckpt", "verify", "200")
+    said = saved_anywhere.run("ckpt", "rm", "all", "-y").stdout
+    assert re.fullmatch(rf"deleted 1 checkpoint of {JOB}, which freed 2\d\d kB\n", said)
+    assert [item.key for item in saved_anywhere.maker(JOB).store.list("") if not item.key.startswith("ledger")] == []
+    for verb in (["ls"], ["rm", "all", "-y"], ["verify"]):
+        assert saved_anywhere.run("ckpt", *verb).stderr == f"job {JOB} has no checkpoint\n"
+
+
+def test_rm_and_gc_ask_and_without_anybody_to_ask_do_nothing(saved: WrittenCluster) -> None:
+    before = saved.store.list("")
+    for verb in (["rm", "200"], ["gc", "--keep-last", "1"]):
+        assert "nothing was deleted; answer y, or add -y" in saved.run("ckpt", *verb, code=1).stderr
+    assert saved.store.list("") == before
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+
+def test_verify_reads_every_byte_and_says_whole(saved_anywhere: WrittenCluster) -> None:
+    done = saved_anywhere.run("ckpt", "verify")
+    assert done.stdout == "step 100: whole\nstep 200: whole\n"
+    assert re.fullmatch(rf"2 checkpoints of {JOB}: 2\d\d kB\n", done.stderr)
+    for which in ("200", "last"):
+        assert saved_anywhere.run("ckpt", "verify", which).stdout == "step 200: whole\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("missing", "is missing"), ("cut short", "has 49999 bytes, not 50000"), ("flipped", "is not what was")],
+)
+def test_verify_names_the_damaged_part_and_what_a_restore_takes(saved: WrittenCluster, how: str, said: str) -> None:
+    third = saved.maker(JOB).save(300, {"other": of_bytes(b"x" * 60_000)}, 3)
+    saved.maker(JOB)
+    key = harm(saved, f"{listed(saved)[0].path}/00000-0002", how)
+    done = saved.run("ckpt", "verify", code=1)
+    lines = done.stdout.splitlines()
+    assert [lines[0], lines[2], lines[4]] == ["step 100: damaged", "step 200: damaged", "step 300: whole"]
+    assert lines[1].startswith(f"  {key} {said}")
+    assert done.stderr.splitlines()[-1] == (
+        "error: damaged: step 100, 200; a restore takes step 300; delete it: gpuctl ckpt rm 100 200"
+    )
+    harm(saved, f"{third.path}/00000-0000", how)
+    assert "a restore finds none; " in saved.run("ckpt", "verify", code=1).stderr
+
+
+def test_verify_of_one_step_says_what_a_restore_falls_back_to(saved: WrittenCluster) -> None:
+    key = harm(saved, f"{listed(saved)[1].path}/manifest.json", "flipped")
+    done = saved.run("ckpt", "verify", "last", code=1)
+    assert done.stdout == f"step 200: damaged\n  {key} is not what was written\n"
+    assert "damaged: step 200; a restore takes step 100; delete it: gpuctl ckpt rm 200" in done.stderr
+    assert saved.run("ckpt", "verify", "100").stdout == "step 100: whole\n"
+
+
+# -- gc ---------------------------------------------------------------------------------------------------------------
+
+
+def test_gc_shows_what_goes_and_deletes_only_that(saved_anywhere: WrittenCluster) -> None:
+    maker = saved_anywhere.maker(JOB)
+    maker.part_bytes = 50_000
+    maker.write(150, {"model": of_bytes(os.urandom(70_000))}, 1, attempt=2)
+    before = saved_anywhere.store.list("")
+    done = saved_anywhere.run("ckpt", "gc", "--dry-run")
+    assert done.stdout == "2 objects that no checkpoint needs, left by rounds that are over\n"
+    found = re.fullmatch(r"all this would free (7\d\.\d kB); nothing was deleted\n", done.stderr)
+    assert found
+    assert saved_anywhere.store.list("") == before
+    assert saved_anywhere.run("ckpt", "gc", "-y").stdout.splitlines()[-1] == f"freed {found[1]}"
+    assert saved_anywhere.run("ckpt", "gc", "-y").stderr == f"job {JOB} has nothing to delete\n"
+    done = saved_anywhere.run("ckpt", "gc", "--keep-last", "1", "-y")
+    assert done.stdout.splitlines()[0] == "step 100: no rule keeps it"
+    assert saved_anywhere.run("ckpt", "verify").stdout == "step 200: whole\n"
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        (["--keep-last", "2"], [400, 500]),
+        (["--keep-last", "1", "--keep-every", "200"], [200, 400, 500]),
+        (["--keep-last", "1", "--keep-best", "loss"], [300, 500]),
+        (["--keep-last", "1", "--keep-best", "loss:max"], [100, 500]),
+        (["--keep-every", "200"], [200, 300, 400, 500]),
+    ],
+)
+def test_gc_keeps_what_any_rule_keeps(written: WrittenCluster, rules: list[str], kept: list[int]) -> None:
+    written.submit()
+    for step, loss in ((100, 5.0), (200, 3.0), (300, 1.0), (400, 2.0), (500, 4.0)):
+        written.maker(JOB).save(step, {"epoch": step}, metrics={"loss": loss})
+    written.run("ckpt", "gc", "-y", *rules)
+    assert [entry.step for entry in listed(written)] == kept
+    written.run("ckpt", "verify")
+
+
+def test_gc_takes_the_last_rounds_leavings_once_the_job_has_ended(written: WrittenCluster) -> None:
+    written.submit()
+    written.maker(JOB).save(100, STATE, 2)
+    written.maker(JOB).write(200, STATE, 2)
+    assert "nothing to delete" in written.run("ckpt", "gc", "-y").stderr
+    written.end(JOB, 2, Outcome(result="failed", exit_code=1))
+    assert "freed" in written.run("ckpt", "gc", "-y").stdout
+    assert written.run("ckpt", "verify").stdout == "step 100: whole\n"
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+VERBS = {
+    "ls": ["ls"],
+    "pull": ["pull", "last", "out"],
+    "rm": ["rm", "all", "-y"],
+    "verify": ["verify"],
+    "gc": ["gc", "-y"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_job_an_unknown_job_and_a_bucket_that_is_away(written: WrittenCluster, verb: str) -> None:
+    args = ["ckpt", *VERBS[verb]]
+    said = written.run(*args, code=2).stderr
+    assert said == "error: no job has been started on this cluster; start one with `gpuctl train script.py`\n"
+    written.submit()
+    said = written.run(*args, "--job", "nope", code=2).stderr
+    assert said == f"error: there is no job 'nope'; the last ones: {JOB}\n"
+    said = written.run(*args, "--bucket", "file:///no/such/folder", code=2).stderr
+    assert said == "error: there is no folder /no/such/folder; check --bucket, or run `gpuctl up`\n"
+
+
+@pytest.mark.parametrize("verb", [["pull", "7", "out"], ["rm", "7", "-y"], ["rm", "100", "7", "-y"], ["verify", "7"]])
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(saved: WrittenCluster, verb: list[str]) -> None:
+    said = saved.run("ckpt", *verb, code=2).stderr
+    assert said == f"error: job {JOB} has no checkpoint of step 7; it has: 100, 200\n"
+    assert len(listed(saved)) == 2
+
+
+def test_a_step_of_a_job_without_any_is_refused(written: WrittenCluster) -> None:
+    written.submit()
+    for verb in (["pull", "last", "out"], ["verify", "5"]):
+        said = written.run("ckpt", *verb, code=2).stderr
+        assert said == f"error: job {JOB} has no checkpoint of step {verb[1]}; it has: none\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (["--keep-last", "0"], "--keep-last 0 is too few; use 1 or more"),
+        (["--keep-last", "x"], "--keep-last x is not a whole number; use 1 or more"),
+        (["--keep-every", "-1"], "--keep-every -1 is too few; use 1 or more"),
+        (["--keep-best", "loss:most"], "--keep-best loss:most is not a metric and a way; use one such as loss, or acc"),
+        (["--keep-best", ":max"], "--keep-best :max is not a metric and a way; use one such as loss, or accuracy:max"),
+        (["--keep-best", "f1"], f"no checkpoint of job {JOB} has a metric 'f1'; they have: acc, loss"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused(saved: WrittenCluster, rule: list[str], said: str) -> None:
+    line = saved.run("ckpt", "gc", "-y", *rule, code=2).stderr
+    assert line.startswith(f"error: {said}")
+    assert len(line.splitlines()) == 1
+    assert len(listed(saved)) == 2

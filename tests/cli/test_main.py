@@ -30,6 +30,8 @@ READ_ONLY = {
     "logs": ["logs"],
     "jobs": ["jobs", "-o", "json"],
     "ckpt ls": ["ckpt", "ls"],
+    "ckpt verify": ["ckpt", "verify"],
+    "ckpt pull --format safetensors": ["ckpt", "pull", "last", "out", "--format", "safetensors"],
     "config show": ["config", "show"],
     "completion": ["completion", "bash"],
     "train --help": ["train", "--help"],
@@ -59,6 +61,7 @@ def modules_of(args: Sequence[str], cluster: WrittenCluster) -> tuple[int, set[s
 def test_a_verb_that_reads_loads_nothing_heavy(written: WrittenCluster, name: str) -> None:
     job = written.submit().job
     written.log(job, 1, "node-0", "hello")
+    written.checkpoint(job, 5, {"weight": b"x"})
     code, modules = modules_of(READ_ONLY[name], written)
     assert code == 0
     heavy = {module for module in modules if module.startswith(HEAVY)}
@@ -121,7 +124,7 @@ def test_no_verb_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["statsu"], "there is no verb 'statsu'; did you mean `gpuctl status`?"),
         (["zork"], "there is no verb 'zork'; see `gpuctl --help`"),
         (["--zork"], "No such option: --zork"),
-        (["ckpt"], "say what: gpuctl ckpt ls, gpuctl ckpt pull, gpuctl ckpt rm; see"),
+        (["ckpt"], "say what: gpuctl ckpt ls, gpuctl ckpt pull, gpuctl ckpt rm, gpuctl ckpt verify, gpuctl ckpt gc"),
         (["train"], "Missing argument 'SCRIPT'"),
         (["train", "a.py", "--lr", "1"], "No such option: --lr; the script's own arguments go after `--`"),
         (["train", "nowhere.py"], "there is no script nowhere.py"),
@@ -202,7 +205,11 @@ def test_ctrl_c_is_one_line(written: WrittenCluster) -> None:
 
 @pytest.mark.parametrize(
     ("words", "at", "wanted"),
-    [("gpuctl sta", 1, {"status"}), ("gpuctl logs --ra", 2, {"--rank"}), ("gpuctl ckpt ", 2, {"ls", "pull", "rm"})],
+    [
+        ("gpuctl sta", 1, {"status"}),
+        ("gpuctl logs --ra", 2, {"--rank"}),
+        ("gpuctl ckpt ", 2, {"ls", "pull", "rm", "verify", "gc"}),
+    ],
 )
 def test_a_shell_can_complete_verbs_and_options(written: WrittenCluster, words: str, at: int, wanted: set[str]) -> None:
     written.env |= {"_GPUCTL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpuctl.cluster import jobs, layout
-from gpuctl.cluster.records import Notice, Outcome
+from gpuctl.cli.terminal import size
+from gpuctl.cluster import checkpoints, jobs, layout
+from gpuctl.cluster.records import CheckpointEntry, Notice, Outcome
 from tests.cli.written import WrittenCluster, progress
 
 
@@ -20,6 +21,10 @@ def state_of(cluster: WrittenCluster) -> dict[str, Any]:
     assert "secret" not in text, "the cluster's token is nobody's business"
     state: dict[str, Any] = json.loads(text)
     return state
+
+
+def kept(cluster: WrittenCluster, job: str) -> CheckpointEntry:
+    return checkpoints.committed(cluster.store, job)[-1]
 
 
 def running(cluster: WrittenCluster) -> str:
@@ -51,7 +56,7 @@ def test_status_tells_nodes_rank_0_job_round_step_loss_rate_and_checkpoint(writt
     (shown,) = state["jobs"]
     assert (shown["job"], shown["state"], shown["round"], shown["nodes"]) == (job, "running", 2, 2)
     assert (shown["step"], shown["loss"], shown["steps_per_s"]) == (412, 0.25, 10.0)
-    assert (shown["checkpoint"]["step"], shown["checkpoint"]["bytes"]) == (400, 1500)
+    assert (shown["checkpoint"]["step"], shown["checkpoint"]["bytes"]) == (400, kept(written_anywhere, job).bytes)
     assert shown["reason"] == "node-0 lost"
 
 
@@ -60,8 +65,9 @@ def test_status_for_a_person_fits_80_columns(written: WrittenCluster) -> None:
     lines = written.run("status").stdout.splitlines()
     assert lines[0] == "default  local, 2 of 2 to 3 nodes live, rank 0 is node-1 (epoch 1)"
     assert f"node-1  live     127.0.0.1  {job}     0   412  0.25       10  0 s ago" in lines
+    kept_size = size(kept(written, job).bytes)
     assert any(
-        line.startswith(f"{job}  running      2      2   412  0.25       10  step 400, 1.5 kB, ") for line in lines
+        line.startswith(f"{job}  running      2      2   412  0.25       10  step 400, {kept_size}, ") for line in lines
     )
     assert lines[-1] == f"{job}: node-0 lost"
     assert max(len(line) for line in lines if not line.startswith("file:")) <= 80

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,6 @@ from gpuctl.cluster.bucket import open_bucket
 from gpuctl.cluster.ledger import Ledger
 from gpuctl.cluster.records import (
     CheckpointEntry,
-    CheckpointLog,
     ClusterSpec,
     JobSpec,
     Member,
@@ -32,6 +30,7 @@ from gpuctl.cluster.records import (
 )
 from gpuctl.cluster.streams import ChunkWriter
 from gpuctl.stacks.known import KnownCluster
+from tests.cluster.made import Maker, of_bytes
 
 PATIENCE_S = 30.0
 
@@ -138,24 +137,13 @@ class WrittenCluster:
         writer = ChunkWriter(self.store, layout.chunks(layout.metrics(job), number, node))
         writer.append(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
-    def checkpoint(self, job: str, step: int, files: dict[str, bytes], number: int = 1) -> CheckpointEntry:
-        path = f"{step}-r{number}"
-        for name, data in files.items():
-            self.store.put(f"{layout.checkpoints(job)}/{path}/{name}", data)
-        entry = CheckpointEntry(
-            step=step,
-            round=number,
-            path=path,
-            bytes=sum(map(len, files.values())),
-            world=2,
-            at=time.time(),
-            sha256={name: sha256(data).hexdigest() for name, data in files.items()},
-        )
-        ledger = checkpoints.ledger(self.store, job)
-        version = ledger.read()
-        log = version.value or CheckpointLog(fence=number)
-        assert ledger.commit(replace(log, entries=(*log.entries, entry)), version.number)
-        return entry
+    def checkpoint(self, job: str, step: int, tensors: dict[str, bytes], number: int = 1) -> CheckpointEntry:
+        """Of a model with these tensors."""
+        state = {"model": {name: of_bytes(data) for name, data in tensors.items()}}
+        return self.maker(job).save(step, state, number)
+
+    def maker(self, job: str) -> Maker:
+        return Maker(checkpoints.folder(self.store, job))
 
 
 def progress(job: str, step: int, number: int = 1, loss: float | None = None) -> Progress:

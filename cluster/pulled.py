@@ -1,0 +1,191 @@
+"""A checkpoint on its way from the bucket to a folder of the user's: what it holds, and files that appear there whole.
+
+The formats are in ``safetensors`` and in ``trainers.export``. None of them is ours, so that what was pulled is read
+without gpuctl.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from gpuctl.cluster import checkpoints
+from gpuctl.cluster.assembly import Assembly, byte_size, tensor_of
+from gpuctl.cluster.bucket import Bucket
+from gpuctl.cluster.clock import SystemClock
+from gpuctl.cluster.errors import BadInput, CorruptRecord, Damaged, GpuctlError
+from gpuctl.cluster.filesets import FileSets
+from gpuctl.cluster.manifest import Manifest, TensorIndex
+from gpuctl.cluster.records import CheckpointEntry, FileSet
+from gpuctl.cluster.skeletons import tensor_names
+
+OnBytes = Callable[[int], None]
+"""Told how many bytes have come since the last call, from several threads."""
+
+ABOUT = "checkpoint.json"
+_ASIDE = ".partial"
+_PLAIN = "@plain."
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A committed checkpoint whose parts are all there."""
+
+    store: Bucket
+    """Shows the job's checkpoint folder."""
+    job: str
+    entry: CheckpointEntry
+    manifest: Manifest
+    skeletons: dict[str, Any]
+    """Of each item of the state, by its name."""
+
+    def tensors(self, item: str) -> dict[str, TensorIndex]:
+        """Of one item, by their names in the checkpoint."""
+        return {name: tensor_of(self.manifest, name) for name in tensor_names(self.skeletons[item])}
+
+    def assembly(self) -> Assembly:
+        return Assembly(self.store, self.manifest)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(byte_size(tensor) for item in self.skeletons for tensor in self.tensors(item).values())
+
+    @property
+    def bytes_to_read(self) -> int:
+        """For all tensors: whole blocks."""
+        assembly = self.assembly()
+        for item in self.skeletons:
+            for name in self.tensors(item):
+                assembly.add_tensor(name, -1, 0)
+        return assembly.bytes
+
+
+def open_entry(store: Bucket, job: str, entry: CheckpointEntry) -> Opened:
+    """Raises ``Damaged`` if a part is missing or has another size."""
+    found = checkpoints.check(store, job, [entry])
+    if not found:
+        raise _removed(entry)
+    manifest = found[0].manifest
+    if manifest is None or found[0].faults:
+        raise Damaged(found[0].faults[0].what)
+    place = checkpoints.folder(store, job)
+    assembly = Assembly(place, manifest)
+    items = [name.removeprefix(_PLAIN) for name in manifest.values if name.startswith(_PLAIN)]
+    values = {item: assembly.add_value(_PLAIN + item) for item in items}
+    assembly.fetch(lambda _: None)
+    return Opened(place, job, entry, manifest, {item: json.loads(value) for item, value in values.items()})
+
+
+@contextmanager
+def reading(store: Bucket, job: str, entry: CheckpointEntry) -> Iterator[None]:
+    """A checkpoint that the job removes while it is read is not damaged, and the message says so."""
+    try:
+        yield
+    except Damaged as damaged:
+        if all(old.path != entry.path for old in checkpoints.committed(store, job)):
+            raise _removed(entry) from damaged
+        hint = damaged.hint or "take the checkpoint before it; gpuctl ckpt verify tells which are whole"
+        raise Damaged(damaged.message, hint) from damaged
+
+
+@contextmanager
+def new_files(folder: Path, room: int) -> Iterator[Path]:
+    """A folder to write to: when the block ends well, what is in it appears in ``folder``, and else nothing does.
+
+    ``room`` is how many bytes are going to be written. Raises ``GpuctlError`` if there is less, and ``BadInput`` if
+    ``folder`` has files already or cannot be written, also in place of any ``OSError`` within the block.
+    """
+    made = not folder.exists()
+    aside = folder / _ASIDE
+    try:
+        if not made and any(path.name != _ASIDE for path in folder.iterdir()):
+            raise BadInput(f"{folder} is not empty", "choose a new folder: nothing is overwritten")
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)  # of a pull that was killed
+        aside.mkdir()
+        if room > shutil.disk_usage(folder).free:
+            raise _no_room(folder, room)
+        yield aside
+        # torch takes .metadata for the sign that a folder is whole.
+        for path in sorted(aside.iterdir(), key=lambda path: (path.name.startswith("."), path.name)):
+            path.rename(folder / path.name)
+        made = False
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _no_room(folder, room) from error
+        raise BadInput(f"cannot write to {folder}: {error.strerror or error}", "choose another folder") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def fetch_files(store: Bucket, job: str, files: FileSet, folder: Path, on_bytes: OnBytes) -> None:
+    """What a script has kept in ``$GPUCTL_CHECKPOINT_DIR``, with each file's time. Raises ``CorruptRecord`` if one is
+    missing or damaged."""
+    source = FileSets(store, job, files.round, 0, SystemClock())
+    for name, file in files.files.items():
+        path = folder / name
+        if not _stays_in(folder, path) or (file.link and not _stays_in(folder, path.parent / file.link)):
+            raise CorruptRecord(f"the ledger names a file outside of the folder: {name!r}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file.link:
+            path.symlink_to(file.link)
+        else:
+            tell = _growth_of(path, on_bytes)
+            source.fetch(file, path, tell)
+            tell()
+
+
+def _growth_of(path: Path, on_bytes: OnBytes) -> Callable[[], None]:
+    told = 0
+
+    def tell() -> None:
+        nonlocal told
+        size = path.stat().st_size
+        on_bytes(size - told)
+        told = size
+
+    return tell
+
+
+def _stays_in(folder: Path, path: Path) -> bool:
+    return folder in Path(os.path.normpath(path)).parents
+
+
+def file_name(item: str) -> str:
+    """An item of the state may have any name; a file may not."""
+    return quote(item, safe=" ,+=()[]")
+
+
+def write_about(opened: Opened, folder: Path) -> None:
+    """``checkpoint.json``: where the files come from."""
+    entry = opened.entry
+    about = {"job": opened.job, "step": entry.step, "round": entry.round, "at": entry.at, "metrics": entry.metrics}
+    write_json(folder / ABOUT, about)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _removed(entry: CheckpointEntry) -> GpuctlError:
+    return GpuctlError(f"the checkpoint of step {entry.step} was removed meanwhile", "take a newer one: gpuctl ckpt ls")
+
+
+def _no_room(folder: Path, room: int) -> GpuctlError:
+    free = shutil.disk_usage(folder).free
+    return GpuctlError(
+        f"there is no room in {folder}: {room / 1e6:.1f} MB are needed and {free / 1e6:.1f} MB are free",
+        "choose a folder on another disk",
+    )

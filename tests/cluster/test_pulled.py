@@ -1,0 +1,152 @@
+"""Files that appear whole or not at all, and what a script has kept."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuctl.cluster import filesets, layout, pulled
+from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.clock import SystemClock
+from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError
+from gpuctl.cluster.filesets import FileSets
+from gpuctl.cluster.records import FileSet, StoredFile
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_files_appear_at_the_end_and_all_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    with pulled.new_files(out, 10) as aside:
+        (aside / "model.pt").write_bytes(b"weights")
+        (aside / ".metadata").write_bytes(b"index")
+        assert names(out) == [aside.name]
+    assert names(out) == [".metadata", "model.pt"]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["into an empty folder", "into a new one"])
+@pytest.mark.parametrize("failure", [RuntimeError("x"), KeyboardInterrupt()], ids=["failed", "interrupted"])
+def test_what_fails_leaves_nothing(tmp_path: Path, failure: BaseException, there: bool) -> None:
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    with pytest.raises(type(failure)), pulled.new_files(out, 10) as aside:
+        (aside / "model.pt").write_bytes(b"half")
+        raise failure
+    assert names(tmp_path) == (["out"] if there else [])
+    assert not there or names(out) == []
+
+
+def test_what_a_killed_pull_left_is_no_obstacle(tmp_path: Path) -> None:
+    with pulled.new_files(tmp_path / "out", 0) as aside:
+        left = aside.name
+    (tmp_path / "out" / left).mkdir()
+    (tmp_path / "out" / left / "model.pt").write_bytes(b"half")
+    with pulled.new_files(tmp_path / "out", 0) as aside:
+        assert names(aside) == []
+    assert names(tmp_path / "out") == []
+
+
+def test_nothing_is_ever_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(BadInput, match=r"is not empty; choose a new folder"), pulled.new_files(tmp_path, 0):
+        pass
+    assert names(tmp_path) == ["mine"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/gpuctl"])
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(BadInput, match=r"cannot write to .*; choose another folder"),
+        pulled.new_files(tmp_path / place, 0),
+    ):
+        pass
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    with (
+        pytest.raises(
+            GpuctlError, match=r"there is no room in .*: 1000000000000.0 MB are needed and \d+.\d MB are free"
+        ),
+        pulled.new_files(tmp_path / "out", 10**18),
+    ):
+        raise AssertionError("not reached")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_meanwhile_is_told_as_such(tmp_path: Path, number: int) -> None:
+    with pytest.raises(GpuctlError, match="there is no room in"), pulled.new_files(tmp_path / "out", 0):
+        raise OSError(number, os.strerror(number))
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("item", ["model", "../../etc/passwd", "a/b", "", "..", ".hidden", "ünï\0code"])
+def test_no_name_of_an_item_leads_out_of_the_folder(tmp_path: Path, item: str) -> None:
+    path = tmp_path / f"{pulled.file_name(item)}.pt"
+    path.write_text("")
+    assert path.parent == tmp_path
+    assert names(tmp_path) == [path.name]
+
+
+# -- what a script has kept -------------------------------------------------------------------------------------------
+
+
+def keep(url: str, files: dict[str, bytes], links: dict[str, str], job: str = "job") -> FileSet:
+    sets = FileSets(open_bucket(url), job, 1, 0, SystemClock())
+    sets.begin()
+    changes: dict[str, StoredFile | None] = {path: StoredFile(link=target) for path, target in links.items()}
+    for path, data in files.items():
+        sha256 = hashlib.sha256(data).hexdigest()
+        source = io.BufferedReader(io.BytesIO(data))
+        blob = sets.upload(source, len(data), sha256, lambda: None)
+        changes[path] = StoredFile(size=len(data), sha256=sha256, blob=blob, modified_ns=1_700_000_000_000_000_000)
+    assert sets.commit(changes) == []
+    found = filesets.newest(open_bucket(url), job)
+    assert found is not None
+    return found
+
+
+def test_the_files_of_a_script_come_back_with_their_times_and_links(tmp_path: Path, bucket_url: str) -> None:
+    large = bytes(range(256)) * 50_000
+    files = keep(
+        bucket_url, {"epoch=1.ckpt": large, "version_0/hparams.yaml": b"lr: 1", "empty": b""}, {"last": "epoch=1.ckpt"}
+    )
+    told: list[int] = []
+    pulled.fetch_files(open_bucket(bucket_url), "job", files, tmp_path, told.append)
+    assert (tmp_path / "last").read_bytes() == large
+    assert (tmp_path / "last").readlink() == Path("epoch=1.ckpt")
+    assert (tmp_path / "version_0" / "hparams.yaml").read_bytes() == b"lr: 1"
+    assert (tmp_path / "empty").stat().st_mtime == 1_700_000_000
+    assert sum(told) == len(large) + 5
+
+
+def test_a_file_that_is_damaged_is_named(tmp_path: Path, file_url: str) -> None:
+    files = keep(file_url, {"a": b"good"}, {})
+    key = f"{layout.files('job')}/blobs/{files.files['a'].blob}"
+    open_bucket(file_url).put(key, b"evil")
+    with pytest.raises(CorruptRecord, match="is damaged"):
+        pulled.fetch_files(open_bucket(file_url), "job", files, tmp_path / "out", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("path", "link"),
+    [("../evil", ""), ("/evil", ""), ("a/../../evil", ""), ("link", "../.."), ("link", "/etc"), (".", "x")],
+)
+def test_no_file_of_a_script_leads_out_of_the_folder(tmp_path: Path, file_url: str, path: str, link: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(CorruptRecord, match="outside of the folder"):
+        pulled.fetch_files(
+            open_bucket(file_url), "job", FileSet(round=1, files={path: StoredFile(link=link)}), out, lambda _: None
+        )
+    assert names(out) == []
