@@ -146,7 +146,9 @@ def run_script(script: str, *args: str) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as exit_:
-        if exit_.code not in (None, 0) and not isinstance(exit_.code, int):
+        if exit_.code is None:
+            return  # torch's launcher waits for ever for a worker that leaves so; with code 0 it does not
+        if not isinstance(exit_.code, int):
             print(exit_.code, file=sys.stderr)
             raise SystemExit(1) from None
         raise

@@ -92,6 +92,13 @@ def test_exit_codes_signals_and_exceptions_are_told_by_local_rank(bench: Bench) 
     assert "a sentence" in bench.printed()
 
 
+@pytest.mark.parametrize("leave", ["sys.exit()", "sys.exit(0)", "raise SystemExit"])
+def test_a_script_that_leaves_early_and_without_an_error_has_ended_well(bench: Bench, leave: str) -> None:
+    bench.launch(f"import sys; print('x')\n{leave}")
+    assert bench.ended() == []
+    assert bench.printed() == "x\n"
+
+
 def test_exit_functions_run_and_a_handler_of_sigterm_is_the_scripts_own(bench: Bench) -> None:
     bench.launch(
         "import atexit, signal\natexit.register(print, 'goodbye')\nprint(signal.getsignal(15) == signal.SIG_DFL)\n"
