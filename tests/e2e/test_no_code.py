@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,13 +13,14 @@ from gpuctl.cluster.streams import StreamReader
 from tests.e2e.machine import Cluster
 
 PROBLEM = """
-    '''What the scripts learn in 30 steps, with a checkpoint every 10. The job's first life ends at step 25: it waits
-    there for its node to be lost.'''
-    import time
+    '''What the scripts learn in 30 steps, with a checkpoint every 10. In the job's first life they wait at step 25 for
+    their node to be lost or, if told so, for SIGTERM.'''
+    import signal, sys, time
     import torch
 
     INPUT = torch.arange(1.0, 9.0) / 8
     told = []
+    asked = []
 
     def layer():
         made = torch.nn.Linear(8, 1)
@@ -29,16 +30,29 @@ PROBLEM = """
 
     def tell(step, loss):
         told.append(step)
+        if step == 25:
+            handler = signal.getsignal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, lambda *about: (asked.append(True), handler(*about)))
         print("step", step, "loss", float(loss), flush=True)
-        if told[0] == 1 and step == 25:
+        if told[0] == 1 and step >= 25:
+            wait()
+
+    def wait():
+        if "--until-asked" not in sys.argv:
             time.sleep(600)
+        elif asked:
+            time.sleep(1)  # transformers takes a signal seriously after 3 s
+        while not asked:
+            time.sleep(0.01)
 """
 
 BARE = """
-    import os
+    import os, signal, sys
     import torch
     from problem import INPUT, layer, tell
 
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
     path = os.path.join(os.environ["GPUCTL_CHECKPOINT_DIR"], "last.pt")
     model = layer()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -54,10 +68,12 @@ BARE = """
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 10 == 0:
+        if step % 10 == 0 or stop:
             state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, path + ".tmp")
             os.replace(path + ".tmp", path)
+        if stop:
+            sys.exit()
     print("finished", step, flush=True)
 """
 
@@ -89,6 +105,7 @@ TRANSFORMERS = """
         args=TrainingArguments(
             folder, max_steps=30, save_steps=10, save_total_limit=2, learning_rate=0.02, lr_scheduler_type="constant",
             max_grad_norm=0, per_device_train_batch_size=1, use_cpu=True, disable_tqdm=True, report_to=[],
+            enable_jit_checkpoint=True,
         ),
         train_dataset=[{"inputs": INPUT}] * 12,
     )
@@ -120,7 +137,9 @@ LIGHTNING = """
     last = os.path.join(folder, "last.ckpt")
     trainer = lightning.Trainer(
         max_steps=30, accelerator="cpu", devices=1, enable_progress_bar=False, default_root_dir=folder,
-        callbacks=[ModelCheckpoint(folder, every_n_train_steps=10, save_last="link", save_top_k=-1)],
+        callbacks=[
+            ModelCheckpoint(folder, every_n_train_steps=10, save_last="link", save_top_k=-1, save_on_exception=True)
+        ],
     )
     data = torch.utils.data.DataLoader([INPUT] * 12)
     trainer.fit(Model(), data, ckpt_path=last if os.path.exists(last) else None)
@@ -164,25 +183,6 @@ ACCELERATE = """
     print("finished", count.step, flush=True)
 """
 
-LISTENING = """
-    '''Steps until it is told to stop, and then, with what it saved, two more.'''
-    import os, signal, sys, time
-    import torch
-
-    stop = []
-    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-    path = os.path.join(os.environ["GPUCTL_CHECKPOINT_DIR"], "last.pt")
-    step = torch.load(path)["step"] if os.path.exists(path) else 0
-    print("starts at", step, flush=True)
-    if step:
-        sys.exit(0)
-    while not stop:
-        step += 1
-        time.sleep(0.01)
-    torch.save({"step": step}, path)
-    print("saved at", step, flush=True)
-"""
-
 ONE_WRITES = """
     '''Rank 0 writes for all; every node reads what it wrote.'''
     import os
@@ -203,6 +203,14 @@ ONE_WRITES = """
 """
 
 
+SCRIPTS = [
+    pytest.param(BARE, id="torch.save"),
+    pytest.param(TRANSFORMERS, id="transformers"),
+    pytest.param(LIGHTNING, id="lightning"),
+    pytest.param(ACCELERATE, id="accelerate"),
+]
+
+
 def curve() -> list[float]:
     """The loss before each of the 30 steps if nothing is lost on the way."""
     weights = torch.cat([torch.ones(8), torch.zeros(1)]).requires_grad_()
@@ -218,13 +226,15 @@ def curve() -> list[float]:
     return losses
 
 
-def is_kept(cluster: Cluster, job: str, folder: Path) -> bool:
-    """The bucket has all the files that lie in a node's folder, as they are, but for logs that are still open."""
-    newest = filesets.newest(cluster.bucket, job)
-    kept = {path: file.modified_ns for path, file in newest.files.items() if not file.link} if newest else {}
+def is_kept(cluster: Cluster, job: str) -> bool:
+    """The bucket has all the files of the first node's folder, as they are, but for logs that are still open."""
+    running, newest = cluster.now(job), filesets.newest(cluster.bucket, job)
+    if running is None or newest is None:
+        return False
+    folder = cluster.node_dir(running.members[0].node) / "jobs" / job / "checkpoints"
     paths = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     there = {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in paths if "tfevents" not in path.name}
-    return there.items() <= kept.items()
+    return there.items() <= {path: file.modified_ns for path, file in newest.files.items()}.items()
 
 
 def lines(cluster: Cluster, job: str, pattern: str) -> dict[tuple[int, int], list[tuple[str, ...]]]:
@@ -242,21 +252,26 @@ def told(cluster: Cluster, job: str) -> list[list[tuple[int, float]]]:
     return [[(int(step), float(loss)) for step, loss in worker] for worker in found.values()]
 
 
-def lose_the_node_of(cluster: Cluster, job: str) -> None:
-    """Power loss at step 25, once all that was saved at step 20 is in the bucket."""
+def finished(cluster: Cluster, job: str) -> int:
+    """The step at which the last life of a script ended."""
+    *_, [(step,)] = lines(cluster, job, r"finished (\d+)").values()
+    return int(step)
+
+
+def wait_for_step_25(cluster: Cluster, job: str) -> None:
     cluster.wait(lambda: any(life[-1][0] == 25 for life in told(cluster, job)), "step 25", timeout=120)
+
+
+def lose_a_node_of(cluster: Cluster, job: str) -> None:
+    """Power loss, once all that was saved at step 20 is in the bucket."""
+    cluster.wait(lambda: is_kept(cluster, job), "what was saved at step 20 to be in the bucket")
     running = cluster.now(job)
     assert running
-    node = running.members[0].node
-    folder = cluster.node_dir(node) / "jobs" / job / "checkpoints"
-    cluster.wait(lambda: is_kept(cluster, job, folder), "what was saved at step 20 to be in the bucket")
-    cluster.kill(node)
+    cluster.kill(running.members[0].node)
 
 
 def wait_for_the_next_life(cluster: Cluster, job: str, lives: int = 1) -> None:
-    """Fails at once, and not when the job's end is overdue, if the next life begins elsewhere than at step 21."""
     cluster.wait(lambda: len(told(cluster, job)) > lives, "another node to go on", timeout=120)
-    assert told(cluster, job)[-1][0][0] == 21
 
 
 def has_succeeded(cluster: Cluster, job: str) -> bool:
@@ -264,51 +279,59 @@ def has_succeeded(cluster: Cluster, job: str) -> bool:
     return outcome is not None and outcome.exit_code == 0
 
 
+@pytest.fixture
+def train(cluster: Cluster) -> Callable[..., str]:
+    """Starts a script on one of two nodes; returns the job once it is at step 25."""
+
+    def start(script: str, *args: str) -> str:
+        cluster.env["HF_HUB_OFFLINE"] = "1"
+        cluster.write("problem.py", PROBLEM)
+        cluster.write("train.py", script)
+        cluster.up("2")
+        job = cluster.train("--nodes", "1", "train.py", *args)
+        wait_for_step_25(cluster, job)
+        return job
+
+    return start
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(BARE, id="torch.save"),
-        pytest.param(TRANSFORMERS, id="transformers"),
-        pytest.param(LIGHTNING, id="lightning"),
-        pytest.param(ACCELERATE, id="accelerate"),
-    ],
-)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_that_lost_its_node_goes_on_from_its_own_checkpoint_as_if_nothing_had_been(
-    cluster: Cluster, script: str
+    cluster: Cluster, train: Callable[..., str], script: str
 ) -> None:
-    cluster.env["HF_HUB_OFFLINE"] = "1"
-    cluster.write("problem.py", PROBLEM)
-    cluster.write("train.py", script)
-    cluster.up("2")
-    job = cluster.train("train.py", "--nodes", "1")
-    lose_the_node_of(cluster, job)
+    job = train(script)
+    lose_a_node_of(cluster, job)
+    wait_for_the_next_life(cluster, job)
+    assert told(cluster, job)[-1][0][0] == 21
+    assert has_succeeded(cluster, job)
+
+    first, second = told(cluster, job)
+    assert [step for step, _ in first + second] == [*range(1, 26), *range(21, 31)]
+    undisturbed = pytest.approx(curve(), rel=1e-5)
+    assert [loss for _, loss in first[:20] + second] == undisturbed, "weights and optimizer are those of step 20"
+    assert finished(cluster, job) == 30
+    assert is_kept(cluster, job), "and what it wrote last is in the bucket"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("script", SCRIPTS[:3])
+def test_a_script_that_saves_on_sigterm_loses_no_step_to_a_notice(
+    cluster: Cluster, train: Callable[..., str], script: str
+) -> None:
+    job = train(script, "--", "--until-asked")
+    running = cluster.now(job)
+    assert running
+    cluster.run("preempt", running.members[0].node, "--notice", "20", "--replace-after", "never")
     wait_for_the_next_life(cluster, job)
     assert has_succeeded(cluster, job)
 
     first, second = told(cluster, job)
-    assert [step for step, _ in first] == list(range(1, 26))
-    assert [step for step, _ in second] == list(range(21, 31))
-    undisturbed = pytest.approx(curve(), rel=1e-5)
-    assert [loss for _, loss in first[:20] + second] == undisturbed, "weights and optimizer are those of step 20"
-    assert [*lines(cluster, job, r"finished (\d+)").values()] == [[("30",)]]
-    running = cluster.now(job)
-    assert running
-    folder = cluster.node_dir(running.members[0].node) / "jobs" / job / "checkpoints"
-    assert is_kept(cluster, job, folder), "and what it wrote last is in the bucket"
-
-
-def test_a_script_that_saves_on_sigterm_loses_no_step_to_a_notice(cluster: Cluster) -> None:
-    cluster.write("listening.py", LISTENING)
-    cluster.up("2")
-    job = cluster.train("--nodes", "1", "listening.py")
-    cluster.wait(lambda: lines(cluster, job, r"starts at (\d+)"), "the script to start")
-    running = cluster.now(job)
-    assert running
-    cluster.run("preempt", running.members[0].node, "--notice", "20", "--replace-after", "never")
-    assert has_succeeded(cluster, job)
-    [[saved]] = lines(cluster, job, r"saved at (\d+)").values()
-    assert [*lines(cluster, job, r"starts at (\d+)").values()] == [[("0",)], [saved]]
+    again = second[0][0]
+    assert first[-1][0] <= again > 25, "no optimizer step is done twice"
+    assert [step for step, _ in second] == [*range(again, 31)]
+    assert [loss for _, loss in first[: again - 1] + second] == pytest.approx(curve(), rel=1e-5)
+    assert finished(cluster, job) == 30
 
 
 def test_every_node_finds_what_one_of_them_wrote(cluster: Cluster) -> None:
@@ -316,7 +339,8 @@ def test_every_node_finds_what_one_of_them_wrote(cluster: Cluster) -> None:
     cluster.write("one.py", ONE_WRITES)
     cluster.up("3")
     job = cluster.train("one.py", "--nodes", "2")
-    lose_the_node_of(cluster, job)
+    wait_for_step_25(cluster, job)
+    lose_a_node_of(cluster, job)
     wait_for_the_next_life(cluster, job, lives=2)
     assert has_succeeded(cluster, job)
     assert [[step for step, _ in life] for life in told(cluster, job)] == [[*range(1, 26)]] * 2 + [[*range(21, 31)]] * 2
