@@ -1,30 +1,31 @@
-"""Amazon S3 as moto's server speaks it."""
+"""Amazon S3 as moto speaks it, one request after the other.
+
+By itself moto looks whether an object is there and writes it in two steps, so that under load two writers of a
+create-only put win, and a read of what is just written over ends with a 500.
+"""
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tests.stores.serving import started
 
-_SERVER = """
-import logging, sys
-from moto.server import ThreadedMotoServer
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
 @contextmanager
 def serving() -> Iterator[str]:
     """Yields the server's URL."""
-    with started([sys.executable, "-c", _SERVER], r"^(\d+)$") as port:
+    with started([sys.executable, "-m", "tests.stores.s3"], r"^(\d+)$") as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -37,3 +38,31 @@ def url(endpoint: str, bucket: str, secret: str = "test") -> str:
     """What ``open_bucket`` takes for a prefix in ``bucket``. The server believes any ``secret``."""
     options = f"endpoint={endpoint}&region=us-east-1&access_key_id=test&secret_access_key={quote(secret, safe='')}"
     return f"s3://{bucket}/prefix?{options}"
+
+
+def in_turn(application: WSGIApplication) -> WSGIApplication:
+    """``application``, which then meets one request at a time, and none that is still on its way."""
+    turn = threading.Lock()
+
+    def serve(request: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        body = request["wsgi.input"].read(int(request.get("CONTENT_LENGTH") or 0))
+        with turn:
+            return application({**request, "wsgi.input": io.BytesIO(body)}, start)
+
+    return serve
+
+
+def _serve() -> None:
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    application = in_turn(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import obstore
 import pytest
 
 from gpuctl.cluster.bucket import Bucket, open_bucket
-from tests.stores import azurite
+from tests.stores import azurite, s3
 from tests.stores.objects import PAGE, Buckets, Refusal
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _HOLD_ALL = """
 import sys
@@ -71,6 +77,33 @@ def test_without_azurite_the_reason_says_what_installs_it(tmp_path: Path, monkey
         monkeypatch.setenv("PATH", str(path))
         with pytest.raises(azurite.NotInstalled, match=rf"{missing}.*\.ci/install-system"), azurite.serving():
             pass
+
+
+# -- Amazon S3, as moto speaks it -------------------------------------------------------------------------------------
+
+
+def test_the_server_of_s3_meets_one_request_at_a_time() -> None:
+    both = threading.Barrier(2)
+    met: list[bytes] = []
+
+    def application(request: WSGIEnvironment, _: StartResponse) -> Iterable[bytes]:
+        with pytest.raises(threading.BrokenBarrierError):
+            both.wait(0.1)  # until another request is here too
+        met.append(request["wsgi.input"].read())
+        return []
+
+    def ask(body: bytes) -> None:
+        request = {"CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body + b"the next request")}
+        served(request, _no_answer)
+
+    served = s3.in_turn(application)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(ask, [b"one", b"two"]))
+    assert sorted(met) == [b"one", b"two"]
+
+
+def _no_answer(*_: object) -> Any:
+    raise AssertionError("nothing is answered here")
 
 
 # -- Google Cloud Storage, as ours speaks it --------------------------------------------------------------------------
