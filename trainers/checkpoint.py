@@ -18,7 +18,6 @@ than the step, put it into the state as well.
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,7 +38,7 @@ from gpuctl.cluster.worker import WorkerContext
 from gpuctl.trainers import reading
 from gpuctl.trainers.notice import Notice
 from gpuctl.trainers.reading import BucketSource, Parts, read_value
-from gpuctl.trainers.saving import Reason, Save, Saver
+from gpuctl.trainers.saving import Reason, Save, Saver, say
 from gpuctl.trainers.shares import Holders, Share, outline, share_of
 from gpuctl.trainers.staging import Staging, lay
 from gpuctl.trainers.state import Contents, State, Targets, contents_of
@@ -131,7 +130,7 @@ class Checkpointer:
                 self._load(self._store, entry, state)
             except Damaged as damaged:
                 if World.now().rank == 0:
-                    print(f"gpuctl: checkpoint of step {entry.step} is damaged: {damaged}", file=sys.stderr)
+                    say(f"checkpoint of step {entry.step} is damaged: {damaged}")
                 continue
             self._kept_step = entry.step
             return entry.step
@@ -145,7 +144,7 @@ class Checkpointer:
         """Call it after each optimizer step, with the number of steps done: saves when one is due; and when this
         machine is about to be taken, saves at a step that all ranks agree on, and ends the process with code 0.
 
-        ``metrics`` are kept with the checkpoint, for ``Retention.best``. Raises ``Fenced`` if a newer round has begun.
+        ``metrics`` are kept with the checkpoint, for ``Retention.best``. Raises what ``should_stop`` does.
         """
         if self.should_stop(step):
             self._save(step, state, "notice", metrics, self._notice.deadline())
@@ -167,7 +166,7 @@ class Checkpointer:
     def wait(self, timeout_s: float | None = None) -> None:
         """Until what was saved is committed. A process also waits for that when it ends; but only here it hears of it.
 
-        Raises ``Fenced``, ``StoreError`` or another ``GpuctlError`` if the newest save failed, ``TimeoutError``.
+        Raises ``Fenced`` or another ``GpuctlError`` if the newest save failed, ``TimeoutError``.
         """
         newest = self._newest
         if newest is None:
@@ -181,10 +180,11 @@ class Checkpointer:
         """Whether to save now (``step`` steps are done) and ``leave``, because this process was asked to stop: ``True``
         at the same step on every rank. Call it once between any two optimizer steps; it costs nothing undisturbed.
 
-        The steps must be in lock step, as with DDP: no rank finishes a step that another has not begun.
+        The steps must be in lock step, as with DDP: no rank finishes a step that another has not begun. Raises
+        ``Fenced`` if a newer round has begun, and ``GpuctlError`` if the bucket has refused a checkpoint.
         """
-        if self._saver is not None and self._saver.fenced is not None:
-            raise self._saver.fenced
+        if self._saver is not None and self._saver.ended_by is not None:
+            raise self._saver.ended_by
         return self._notice.should_stop(step)
 
     def leave(self) -> None:
@@ -195,7 +195,7 @@ class Checkpointer:
         except (GpuctlError, TimeoutError) as error:
             if isinstance(error, Fenced):
                 raise
-            print(f"gpuctl: leaving without a last checkpoint: {error}", file=sys.stderr)
+            say(f"leaving without a last checkpoint: {error}")
         if World.now().size > 1:
             dist.barrier(group=self._group)
         self._notice.drained()

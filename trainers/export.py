@@ -10,6 +10,7 @@ import mmap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def _tensor(memory: mmap.mmap, at: int, tensor: TensorIndex) -> torch.Tensor:
     if not isinstance(dtype, torch.dtype):
         raise Damaged(f"this torch knows no dtype {tensor.dtype!r}", "use the version that wrote the checkpoint")
     size = byte_size(tensor)
+    if size != dtype.itemsize * prod(tensor.shape):
+        raise Damaged(f"a tensor of {list(tensor.shape)} {tensor.dtype} has {size} bytes")
     if not size:
         return torch.empty(tensor.shape, dtype=dtype)
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at).view(dtype).reshape(tensor.shape)

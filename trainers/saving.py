@@ -1,12 +1,13 @@
 """The part of a save that happens behind the training's back: upload, come together, commit.
 
 One save after the other, in a thread that lives as long as there is one to do; so a process that ends with a save on
-its way ends after it. What goes wrong here is kept for whoever waits, and said on stderr: training goes on, and the
-next save makes up for it. Only a fence ends it (see ``Fenced``).
+its way ends after it. An outage of the bucket only delays it. A fence, or a bucket that refuses what it is given, ends
+the training with its next step: nobody wants to pay for steps that cannot be kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from gpuctl.trainers.gathering import Gathering
 from gpuctl.trainers.reports import Report, manifest_of, report_of
 from gpuctl.trainers.shares import Share
 from gpuctl.trainers.staging import Laid, Staging
-from gpuctl.trainers.uploading import Uploader, give_way, persist
+from gpuctl.trainers.uploading import CalledOff, Uploader, give_way, persist
 from gpuctl.trainers.world import World
 
 Reason = Literal["asked", "interval", "notice"]
@@ -55,7 +56,7 @@ class Save:
         """That the bucket is away is worth one line."""
         if not self.told:
             self.told = True
-            print(f"gpuctl: the checkpoint of step {self.step} has to wait: {error}", file=sys.stderr)
+            say(f"the checkpoint of step {self.step} has to wait: {error}")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +86,8 @@ class Saver:
         self._attempts = 0
         self._known: dict[tuple[int, tuple[str, ...]], Part] = {}
         self._base: str | None = None
-        self.fenced: Fenced | None = None
+        self.ended_by: GpuctlError | None = None
+        """Why no save will succeed any more: a fence, or a bucket that refuses. Uploads outlast an outage."""
 
     def based_on(self, entry: CheckpointEntry, manifest: Manifest) -> None:
         """``entry`` is in the log, so what has not changed since need not be written again."""
@@ -119,8 +121,8 @@ class Saver:
                 save.error = GpuctlError(f"saving step {save.step} failed: {error!r}")
                 raise
             finally:
-                if isinstance(save.error, Fenced):
-                    self.fenced = save.error
+                if not isinstance(save.error, CalledOff):
+                    self.ended_by = self.ended_by or save.error
                 with self._lock:
                     self._waiting.popleft()
                 save.done.set()
@@ -211,4 +213,10 @@ class Saver:
             if self._commits is not None:
                 self._commits.tidy()
         except (StoreError, StoreUnavailable, Damaged) as error:
-            print(f"gpuctl: old checkpoints could not be deleted yet: {error}", file=sys.stderr)
+            say(f"old checkpoints could not be deleted yet: {error}")
+
+
+def say(text: str) -> None:
+    """A line for people. The disk that takes it may be the one that is full."""
+    with contextlib.suppress(OSError):
+        print(f"gpuctl: {text}", file=sys.stderr, flush=True)
