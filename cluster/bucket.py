@@ -259,7 +259,8 @@ def _folder(url: str, parts: SplitResult) -> Path:
 def probe(store: Store) -> None:
     """Refuse a store whose create-only put lets a second writer win: every agreement here rests on it.
 
-    Measured: AWS S3, GCS, Azure, MinIO and moto honour it; ``rclone serve s3`` lets all writers win.
+    AWS S3, GCS, Azure Blob Storage and MinIO document that they honour it. Measured: Azurite does, ``rclone serve s3``
+    lets all writers win, and moto sometimes two (the tests mend that).
 
     Raises ``StoreError``.
     """
