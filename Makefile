@@ -21,11 +21,11 @@ SICK := sick
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test bench bench-checkpoint lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-25s %s\n", $$1, $$2 }'
 
 demo: $(STAMP) ## Four nodes on this machine, two of them lost on the way
 	$(BIN)/gpuctl demo
@@ -34,6 +34,9 @@ test: lint types contracts unit ## Linters, strict types, import contracts, all 
 
 bench: $(STAMP) ## Measure against the references, side by side (build/bench.json)
 	$(BIN)/python tests/bench/main.py
+
+bench-checkpoint: $(STAMP) ## The same for saves and restores (build/bench-checkpoint.json)
+	$(BIN)/python tests/bench/checkpoint/main.py
 
 setup: $(STAMP) ## Only make .venv
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class Row:
     """A number or what happened; ``None`` if there is nothing to compare with, or it was not run."""
     unit: str
     bar: str
-    met: bool
+    met: bool | None
+    """``None`` for a row without a bar, which is there to compare with."""
     note: str = ""
     """Spread, number of runs, where the time went: for people."""
     paired: float | None = None
@@ -38,6 +40,15 @@ def failed(name: str, why: str) -> Row:
     return Row(name, f"failed: {why}", None, "", "", False)
 
 
+def compared(
+    name: str, ours: Sequence[float], reference: Sequence[float], unit: str, most: float | None = None, note: str = ""
+) -> Row:
+    """By medians. ``most`` is the bar: how many times the reference ours may be."""
+    ratio = median(ours) / median(reference)
+    bar, met = ("", None) if most is None else (f"<= {most:g} x", ratio <= most)
+    return Row(name, median(ours), median(reference), unit, bar, met, note)
+
+
 def write(rows: Sequence[Row], path: Path) -> None:
     """Rows of an earlier run that were not measured again stay."""
     kept = {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
@@ -54,7 +65,7 @@ def shown(rows: Sequence[Row]) -> str:
     lines = [("name", "ours", "reference", "unit", "ratio", "bar", "")]
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-        met = "met" if row.met else "MISSED"
+        met = {True: "met", False: "MISSED", None: ""}[row.met]
         lines.append((row.name, _text(row.ours), _text(row.reference), row.unit, ratio, row.bar, met))
     widths = [max(len(line[column]) for line in lines) for column in range(7)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
