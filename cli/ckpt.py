@@ -23,6 +23,8 @@ from gpuctl.cluster.retention import Retention
 
 app = new_app(name="ckpt", help="List, fetch, check or delete a job's checkpoints.")
 
+FORMATS = ("torch", "dcp", "safetensors")
+
 Job = Annotated[str | None, text_option("--job", "-j", metavar="JOB", about="Default: the newest.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -70,13 +72,15 @@ def pull(
     """
     # Its parts as they lie in the bucket would be of use to nobody: only ``Checkpointer`` reads them, and it reads
     # them there. One file for each item of the state lets whoever wants the weights leave the optimizer unread.
-    write = _writer(form)
+    if form not in FORMATS:
+        raise BadInput(f"--format {form} is not a format", "use torch, dcp or safetensors")
     store, name = _job(job, cluster, bucket)
     if step == "files":
         _pull_files(store, name, Path(folder))
         out(folder)
         return
     entry = checkpoints.find(store, name, step)
+    write = _writer(form)
     with pulled.reading(store, name, entry):
         opened = pulled.open_entry(store, name, entry)
         room = opened.tensor_bytes * (1 if form == "safetensors" else 2)
@@ -200,8 +204,6 @@ def _writer(form: str) -> Callable[[Opened, Path, OnBytes], None]:
         from gpuctl.cluster.safetensors import write_safetensors
 
         return write_safetensors
-    if form not in ("torch", "dcp"):
-        raise BadInput(f"--format {form} is not a format", "use torch, dcp or safetensors")
     try:
         from gpuctl.trainers import export  # brings torch
     except ModuleNotFoundError as error:

@@ -89,8 +89,10 @@ def tensor_of(manifest: Manifest, name: str) -> TensorIndex:
     tensor = manifest.tensors.get(name)
     if tensor is None:
         raise Damaged(f"the checkpoint has no tensor {name!r}, which it refers to")
+    elements, size = prod(tensor.shape), byte_size(tensor)
     covered = sum(prod(chunk.sizes) for chunk in tensor.chunks)
-    if covered != prod(tensor.shape) or not all(_fits(chunk, tensor) for chunk in tensor.chunks):
+    uneven = size % elements if elements else size
+    if covered != elements or uneven or not all(_fits(chunk, tensor) for chunk in tensor.chunks):
         raise Damaged(f"the chunks of tensor {name!r} do not make it up")
     return tensor
 

@@ -118,7 +118,8 @@ def verify(
     store: Bucket, job: str, checked: Sequence[Checked], on_bytes: Callable[[int], None] = lambda _: None
 ) -> list[Checked]:
     """Read and check every byte of what ``check`` has found; a part that several checkpoints need is read once. Holds
-    32 MiB. ``on_bytes`` is called from several threads. Entries that are removed meanwhile are left out."""
+    ``blocks.AT_ONCE`` blocks. Entries that are removed meanwhile are left out. ``on_bytes`` is called from several
+    threads."""
     place = folder(store, job)
     differing: dict[Part, list[int]] = {}
 

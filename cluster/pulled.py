@@ -82,7 +82,7 @@ def open_entry(store: Bucket, job: str, entry: CheckpointEntry) -> Opened:
     items = [name.removeprefix(_PLAIN) for name in manifest.values if name.startswith(_PLAIN)]
     values = {item: assembly.add_value(_PLAIN + item) for item in items}
     assembly.fetch(lambda _: None)
-    return Opened(place, job, entry, manifest, {item: json.loads(value) for item, value in values.items()})
+    return Opened(place, job, entry, manifest, {item: _skeleton(item, value) for item, value in values.items()})
 
 
 @contextmanager
@@ -177,6 +177,15 @@ def write_about(opened: Opened, folder: Path) -> None:
 
 def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _skeleton(item: str, value: bytearray) -> Any:
+    try:
+        skeleton = json.loads(value)
+        tensor_names(skeleton)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise Damaged(f"what the checkpoint says of {item!r} makes no sense: {error!r}") from error
+    return skeleton
 
 
 def _removed(entry: CheckpointEntry) -> GpuctlError:

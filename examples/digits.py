@@ -6,12 +6,16 @@ The data are scikit-learn's 1,797 real digits of 8 x 8 pixels, which ship in its
     torchrun --nproc-per-node 2 digits.py
     gpuctl train digits.py
 
-and when nodes come and go, learns the same.
+and when nodes come and go, learns the same. What it has learned is evaluated in plain PyTorch by
+
+    gpuctl ckpt pull last pulled
+    python digits.py --eval pulled
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -24,6 +28,9 @@ from gpuctl import Trainer, log_metrics
 def main() -> None:
     options = parsed()
     train, test = data(options.seed)
+    if options.eval:
+        print(f"accuracy={evaluated(Path(options.eval), test):.4f}")
+        return
     torch.manual_seed(options.seed)
     model = network(options.width)
     trainer = Trainer(
@@ -45,6 +52,19 @@ def main() -> None:
     if options.out:
         torch.save(model.state_dict(), options.out)
     print(f"accuracy={accuracy:.4f}")
+
+
+def evaluated(folder: Path, test: TensorDataset) -> float:
+    """Accuracy of a model that was pulled into ``folder``."""
+    if not (folder / "model.pt").is_file():
+        raise SystemExit(f"there is no model.pt in {folder}: gpuctl ckpt pull last {folder}")
+    weights = torch.load(folder / "model.pt", weights_only=True)
+    model = network(width=len(weights["0.weight"]))
+    model.load_state_dict(weights)
+    model.eval()
+    images, labels = test.tensors
+    with torch.no_grad():
+        return correct(model(images), labels).double().mean().item()
 
 
 def network(width: int) -> nn.Module:
@@ -87,6 +107,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--checkpoints", help="where they go outside of a gpuctl job: a folder or a bucket URL")
     parser.add_argument("--out", help="file for the final weights")
+    parser.add_argument("--eval", metavar="DIR", help="train nothing: evaluate what `gpuctl ckpt pull` put there")
     return parser.parse_args()
 
 

@@ -7,9 +7,11 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -323,6 +325,30 @@ def test_verify_of_one_step_says_what_a_restore_falls_back_to(saved: WrittenClus
     assert saved.run("ckpt", "verify", "100").stdout == "step 100: whole\n"
 
 
+_PEAK = """
+import sys
+from gpuctl.cli.main import run
+assert run(sys.argv[1:]) == 0
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux how much memory was used")
+def test_no_more_than_a_few_blocks_are_held_in_memory(written: WrittenCluster) -> None:
+    written.submit()
+    written.maker(JOB).save(100, {"model": {f"w{i}": of_bytes(os.urandom(1 << 20) * 64) for i in range(5)}})
+
+    def peak_mb(*args: str) -> float:
+        command = [sys.executable, "-c", _PEAK, "ckpt", *args]
+        done = subprocess.run(command, cwd=written.work, env=written.env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout.splitlines()[-1]) / 1000
+
+    idle = peak_mb("ls")
+    assert peak_mb("verify") < idle + 100
+    assert peak_mb("pull", "100", "out", "--format", "safetensors") < idle + 100
+
+
 # -- gc ---------------------------------------------------------------------------------------------------------------
 
 
@@ -384,7 +410,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_job_an_unknown_job_and_a_bucket_that_is_away(written: WrittenCluster, verb: str) -> None:
+def test_no_job_an_unknown_job_and_no_bucket(written: WrittenCluster, verb: str) -> None:
     args = ["ckpt", *VERBS[verb]]
     said = written.run(*args, code=2).stderr
     assert said == "error: no job has been started on this cluster; start one with `gpuctl train script.py`\n"
@@ -393,6 +419,17 @@ def test_no_job_an_unknown_job_and_a_bucket_that_is_away(written: WrittenCluster
     assert said == f"error: there is no job 'nope'; the last ones: {JOB}\n"
     said = written.run(*args, "--bucket", "file:///no/such/folder", code=2).stderr
     assert said == "error: there is no folder /no/such/folder; check --bucket, or run `gpuctl up`\n"
+
+
+def test_a_bucket_that_is_away_is_one_line(written: WrittenCluster) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        url = f"s3://b/p?endpoint=http://127.0.0.1:{taken.getsockname()[1]}&access_key_id=a&secret_access_key=b"
+        running = {verb: written.start("ckpt", *VERBS[verb], "--bucket", url) for verb in VERBS}
+        for verb, process in running.items():
+            printed, said = process.communicate(timeout=60)
+            assert (process.returncode, printed) == (1, ""), verb
+            assert re.fullmatch(r"error: the bucket s3://b/p did not answer for '.*': .*; try again\n", said), verb
 
 
 @pytest.mark.parametrize("verb", [["pull", "7", "out"], ["rm", "7", "-y"], ["rm", "100", "7", "-y"], ["verify", "7"]])

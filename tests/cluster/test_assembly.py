@@ -113,8 +113,9 @@ WHOLE = TensorIndex("int16", (2, 3), (Chunk((0, 0), (2, 3), (Piece(0, 0, 12),)),
         (Chunk((0, 1), (2, 3), (Piece(0, 0, 12),)),),
         (Chunk((0,), (6,), (Piece(0, 0, 12),)),),
         (Chunk((0, 0), (1, 3), (Piece(0, 0, 2),)), Chunk((1, 0), (1, 3), (Piece(0, 2, 10),))),
+        (Chunk((0, 0), (2, 3), (Piece(0, 0, 7),)),),
     ],
-    ids=["none", "too few", "beyond the edge", "other dimensions", "uneven"],
+    ids=["none", "too few", "beyond the edge", "other dimensions", "uneven", "bits"],
 )
 def test_chunks_that_do_not_make_up_their_tensor_are_refused(chunks: tuple[Chunk, ...]) -> None:
     manifest = Manifest(step=1, parts=(), tensors={"w": WHOLE}, values={})
@@ -122,5 +123,8 @@ def test_chunks_that_do_not_make_up_their_tensor_are_refused(chunks: tuple[Chunk
     bad = replace(manifest, tensors={"w": replace(WHOLE, chunks=chunks)})
     with pytest.raises(Damaged, match="the chunks of tensor 'w' do not make it up"):
         tensor_of(bad, "w")
+    nothing = TensorIndex("int16", (0,), (Chunk((0,), (0,), (Piece(0, 0, 2),)),))
+    with pytest.raises(Damaged, match="the chunks of tensor 'w' do not make it up"):
+        tensor_of(replace(manifest, tensors={"w": nothing}), "w")
     with pytest.raises(Damaged, match="no tensor 'v', which it refers to"):
         tensor_of(manifest, "v")

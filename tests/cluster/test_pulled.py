@@ -9,13 +9,18 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from gpuctl.cluster import filesets, layout, pulled
+from gpuctl.cluster import checkpoints, filesets, layout, pulled
 from gpuctl.cluster.bucket import open_bucket
 from gpuctl.cluster.clock import SystemClock
-from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError
+from gpuctl.cluster.commits import Commits
+from gpuctl.cluster.errors import BadInput, CorruptRecord, Damaged, GpuctlError
 from gpuctl.cluster.filesets import FileSets
+from gpuctl.cluster.manifest import Part, Piece, blocks_of, digest
 from gpuctl.cluster.records import FileSet, StoredFile
+from gpuctl.cluster.retention import Retention
+from tests.cluster.made import Maker
 
 
 def names(folder: Path) -> list[str]:
@@ -96,6 +101,26 @@ def test_no_name_of_an_item_leads_out_of_the_folder(tmp_path: Path, item: str) -
     path.write_text("")
     assert path.parent == tmp_path
     assert names(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("document", [b"{", b'{"kind": "dict"}', b'{"of": 1}', b"\xff", b"[" * 100_000])
+def test_what_is_no_skeleton_is_damage(file_url: str, document: bytes) -> None:
+    """Whoever may write to the bucket may write this, with all digests right."""
+    store = open_bucket(file_url)
+    maker = Maker(checkpoints.folder(store, "job"))
+    manifest, _ = maker.write(1, {"model": 1}, 1)
+    blocks = tuple(digest(document[low:high]) for low, high in blocks_of(len(document)))
+    maker.store.put("forged", document)
+    forged = replace(
+        manifest,
+        parts=(*manifest.parts, Part("forged", len(document), blocks)),
+        values={"@plain.model": (Piece(len(manifest.parts), 0, len(document)),)},
+    )
+    commits = Commits(maker.store, 1, Retention())
+    commits.begin()
+    entry = commits.commit(replace(maker.save(1, {}, attempt=2), step=2, path="2-r1.x"), forged)
+    with pytest.raises(Damaged, match="what the checkpoint says of 'model' makes no sense"):
+        pulled.open_entry(store, "job", entry)
 
 
 # -- what a script has kept -------------------------------------------------------------------------------------------
