@@ -4,8 +4,8 @@ back on whichever node runs next before the script starts.
 When a set is taken (``docs/decisions/0010-files-without-code.md`` has the reasons):
 
 - While the workers run, once every file is at rest: closed, and unchanged for ``quiet_s``. A file that keeps changing
-  holds the others back for 3 seconds at most if it is closed, since then it is whole by itself, and for 10 minutes if
-  it is not.
+  holds the others back for three times that at most if it is closed, since then it is whole by itself, and for 10
+  minutes if it is not.
   Logs (``*tfevents*``, ``*.log``, ``*.csv``, ``*.jsonl``, ``*.wandb``) hold nothing back. Names that say so
   (``*.tmp``, ``*.partial`` …) hold back and are never part of a set.
 - When the workers have ended by themselves with exit code 0: at once, all of it.
@@ -17,7 +17,6 @@ A file that was left out of a set, because it was being written, is there as the
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpuctl.bootstrap.folder import Folder, Sign, is_running, open_for_writing
+from gpuctl.bootstrap.stillness import RESTLESS_S, Stillness, is_unfinished
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import BadInput, CorruptRecord, Fenced, GpuctlError, StoreUnavailable
@@ -34,8 +34,6 @@ from gpuctl.cluster.records import Round, StoredFile
 QUIET = "GPUCTL_CHECKPOINT_QUIET_S"
 """In a job's environment: seconds without a change after which its files are taken to be whole."""
 _QUIET_S = 1.0
-_CLOSED_S = 3.0
-_RESTLESS_S = 600.0
 _CLEAN_TURN_S = 1.0
 _BUSY_TURN_S = 0.25
 _PATIENCE_S = 60.0
@@ -43,9 +41,6 @@ _PATIENCE_S = 60.0
 _HURRY_S = 5.0
 """For a set that is on its way when the next round waits for this one to end."""
 _HELD_OPEN = 256
-
-_UNFINISHED = re.compile(r"(^|/)(tmp-|\.tmp)|\.(tmp|temp|partial|part|incomplete)($|[./])")
-_LOG = re.compile(r"tfevents|\.(log|csv|jsonl|wandb)$")
 
 
 class Mirror:
@@ -60,16 +55,12 @@ class Mirror:
         self._clock = clock
         self._prefix = f"{round_.job} round {round_.number}"
         self._tell = say
-        self._quiet_s = _QUIET_S
         self._workers: Callable[[], list[int]] = list
         self._base: Files | None = None
         self._changes: Changes = {}
         """What the ledger has from this node, unless ``_unsure``: then it may have something newer."""
         self._unsure = False
-        self._seen: dict[str, Sign] = {}
-        self._since: dict[str, float] = {}
-        self._restless_since: dict[str, float] = {}
-        self._removed_at = 0.0
+        self._stillness = Stillness({}, _QUIET_S)
         self._settled: tuple[dict[str, Sign], list[str]] | None = None
         self._committed: dict[str, Sign] = {}
         self._deadline: float | None = None
@@ -83,7 +74,7 @@ class Mirror:
         Waits for a bucket that does not answer. Raises ``Fenced`` if this round is over, ``CorruptRecord`` if there are
         sets and none is whole, ``BadInput`` for a setting in the job's environment ``env``.
         """
-        self._quiet_s = _quiet_s(env)
+        quiet_s = _quiet_s(env)
         self._folder.path.mkdir(parents=True, exist_ok=True)
         while True:
             try:
@@ -98,7 +89,8 @@ class Mirror:
                     raise Fenced("this round was ended while it began") from None
         if self._base:
             self._say(f"the checkpoint folder has {len(self._base)} files, {fetched} of them fetched")
-        self._committed = self._seen = self._folder.scan()
+        self._committed = self._folder.scan()
+        self._stillness = Stillness(self._committed, quiet_s)
 
     def watch(self, workers: Callable[[], list[int]]) -> None:
         """Take sets from now on. ``workers`` tells the pids of this node's workers."""
@@ -141,7 +133,7 @@ class Mirror:
 
     def _watch(self) -> None:
         trouble = ""
-        while not self._done.wait(_CLEAN_TURN_S if self._seen == self._committed else _BUSY_TURN_S):
+        while not self._done.wait(_CLEAN_TURN_S if self._stillness.seen == self._committed else _BUSY_TURN_S):
             try:
                 self._turn()
                 trouble = ""
@@ -157,8 +149,7 @@ class Mirror:
 
     def _turn(self) -> None:
         seen = self._folder.scan()
-        if seen == self._committed and not self._restless_since:
-            self._seen = seen
+        if seen == self._committed == self._stillness.seen and not self._stillness.is_restless:
             return
         chosen = self._at_rest(seen)
         if chosen is not None:
@@ -167,32 +158,17 @@ class Mirror:
 
     def _at_rest(self, seen: dict[str, Sign]) -> list[str] | None:
         """The files that make a set, or ``None`` while one would not be whole."""
-        now = self._clock.monotonic()
-        for path in seen:
-            if seen[path] != self._seen.get(path):
-                self._since[path] = now
-        if any(not _UNFINISHED.search(path) for path in self._seen.keys() - seen.keys()):
-            self._removed_at = now
-        self._seen = seen
         workers = self._workers()
         opened = open_for_writing(workers, seen)
-        self._since.update(dict.fromkeys(opened, now))
         # Asked after all else: a file that its writer's death has closed is then not taken for a finished one.
-        if sum(map(is_running, workers)) < self._nproc:
-            return None
-        restless = {path for path in seen if now - self._since.get(path, 0.0) < self._quiet_s}
-        self._restless_since = {path: self._restless_since.get(path, now) for path in restless}
-        if self._removed_at and now - self._removed_at < self._quiet_s:
-            return None
-        for path, since in self._restless_since.items():
-            if not _LOG.search(path) and now - since < (_RESTLESS_S if path in opened else _CLOSED_S):
-                return None
-        return [path for path in seen if path not in opened and not _UNFINISHED.search(path)]
+        alive = sum(map(is_running, workers)) == self._nproc
+        chosen = self._stillness.look(seen, opened, self._clock.monotonic())
+        return chosen if alive else None
 
     def _take_last(self, whole: bool) -> None:
         seen = self._folder.scan()
         if whole:
-            chosen = [path for path in seen if not _UNFINISHED.search(path)]
+            chosen = [path for path in seen if not is_unfinished(path)]
         elif self._settled and seen == self._settled[0]:
             chosen = self._settled[1]
         else:
@@ -285,8 +261,8 @@ def _quiet_s(env: Mapping[str, str]) -> float:
     text = env.get(QUIET, "")
     try:
         seconds = float(text or _QUIET_S)
-        if 0 < seconds < _RESTLESS_S:
+        if 0 < seconds < RESTLESS_S:
             return seconds
     except ValueError:
         pass
-    raise BadInput(f"{QUIET}={text} is no number of seconds between 0 and {_RESTLESS_S:g}", f"such as {QUIET}=5")
+    raise BadInput(f"{QUIET}={text} is no number of seconds between 0 and {RESTLESS_S:g}", f"such as {QUIET}=5")
