@@ -17,7 +17,9 @@ than the step, put it into the state as well.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +29,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from gpuctl.cluster import layout
+from gpuctl.cluster import jobs, layout
 from gpuctl.cluster.bucket import PartStore, open_bucket, probe
 from gpuctl.cluster.commits import Commits
 from gpuctl.cluster.errors import BadInput, Damaged, Fenced, GpuctlError
@@ -36,6 +38,8 @@ from gpuctl.cluster.records import CheckpointEntry
 from gpuctl.cluster.retention import Retention
 from gpuctl.cluster.worker import WorkerContext
 from gpuctl.trainers import reading
+from gpuctl.trainers.deadline import CHOICES, choose
+from gpuctl.trainers.interval import Interval, Losses
 from gpuctl.trainers.notice import Notice
 from gpuctl.trainers.reading import BucketSource, Parts, read_value
 from gpuctl.trainers.saving import Reason, Save, Saver, say
@@ -54,7 +58,8 @@ _TIMEOUT_S = 300.0
 
 
 class Checkpointer:
-    """Keeps checkpoints of a training run, one ``every`` so many optimizer steps.
+    """Keeps checkpoints of a training run, one ``every`` so many optimizer steps; ``"auto"`` finds out how many are
+    best, and says why (see ``interval``).
 
     ``url`` is a bucket URL or a local path. By default it is the job's own folder in the cluster's bucket; outside of a
     gpuctl job there is none, and then checkpoints are off: ``restore`` finds nothing and ``save`` does nothing.
@@ -76,19 +81,21 @@ class Checkpointer:
         self,
         url: str | None = None,
         *,
-        every: int | None = None,
+        every: int | Literal["auto"] | None = None,
         keep: int | Retention | None = 3,
         when_busy: Literal["skip", "wait"] = "skip",
         limits: Limits | None = None,
         store: PartStore | None = None,
     ) -> None:
-        if every is not None and every < 1:
-            raise BadInput(f"every={every} is not a number of steps", "use 1 or more")
+        if not (every is None or every == "auto" or (isinstance(every, int) and every >= 1)):
+            raise BadInput(f"every={every!r} is not a number of steps", "use 1 or more, or 'auto'")
         if when_busy not in ("skip", "wait"):
             raise BadInput(f"when_busy={when_busy!r} is no policy", "use 'skip' or 'wait'")
         self._context = WorkerContext.from_env()
         self._own = url is None and store is None
-        self._every = every
+        self._losses = Losses()
+        self._interval = Interval(every, lambda: self._losses)
+        self._said_steps = 0
         self._retention = keep if isinstance(keep, Retention) else Retention(last=keep)
         self._when_busy = when_busy
         self._limits = limits or Limits()
@@ -100,6 +107,7 @@ class Checkpointer:
         self._shares: dict[str, Share] = {}
         self._kept_step: int | None = None
         self._newest: Save | None = None
+        self._took_s: float | None = None
         self._prepared = False
         self._notice = Notice()
         self.skipped = 0
@@ -147,11 +155,11 @@ class Checkpointer:
         ``metrics`` are kept with the checkpoint, for ``Retention.best``. Raises what ``should_stop`` does.
         """
         if self.should_stop(step):
-            self._save(step, state, "notice", metrics, self._notice.deadline())
+            self._save_in_time(step, state, metrics)
             self.leave()
-        if not self._prepared and self.on and self._every is not None:
+        if not self._prepared and self.on and self._interval.on:
             self._prepare(state)
-        if self._every is not None and step % self._every == 0:
+        if self._interval.is_due(step):
             self._save(step, state, "interval", metrics)
 
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
@@ -217,7 +225,12 @@ class Checkpointer:
             self._begin(self._store)
         assert self._saver is not None
         begun = time.monotonic()
-        contents, share, busiest = self._agree(step, state, len(self._saver.in_flight()))
+        if (last := self._newest) is not None and last.entry is not None:
+            self._took_s = last.entry.took_s
+            self._interval.committed(last.entry.took_s)
+        proposed = self._interval.propose(step) if World.now().rank == 0 else 0
+        contents, share, busiest, following = self._agree(step, state, len(self._saver.in_flight()), proposed)
+        self._interval.agreed(following)
         if busiest and reason == "interval" and self._when_busy == "skip":
             self.skipped += 1
             return
@@ -237,6 +250,38 @@ class Checkpointer:
         self._kept_step = step
         self._newest = save
         self._saver.submit(save)
+        self._interval.saved(step, time.monotonic() - begun)
+        self._say_interval()
+
+    def _save_in_time(self, step: int, state: State, metrics: Mapping[str, float] | None) -> None:
+        """The last checkpoint that can still be had (see ``deadline``). Rank 0 decides for all."""
+        deadline, flying = self._notice.deadline(), self._saver.in_flight()[:1] if self._saver is not None else []
+        left_s = None if deadline is None else deadline - time.monotonic()
+        choice = choose(left_s, self._took_s, flying[0].remaining_s(self._took_s) if flying else None)
+        if World.now().size > 1 and self._saver is not None:
+            told = torch.tensor([CHOICES.index(choice)])
+            dist.broadcast(told, 0, group=self._group)
+            choice = CHOICES[int(told)]
+        if choice == "flying":
+            say(f"{left_s or 0:.1f} s are left, so the checkpoint on its way is finished, and none of step {step} made")
+            return
+        if choice == "new":
+            for save in flying:
+                save.called_off.set()
+        self._save(step, state, "notice", metrics, deadline)
+
+    def _say_interval(self) -> None:
+        """On rank 0, when it differs by a quarter from what was said last."""
+        plan = self._interval.plan
+        if plan is not None and abs(plan.steps - self._said_steps) > 0.25 * self._said_steps:
+            self._said_steps = plan.steps
+            say(f"a checkpoint every {plan.steps} steps: {plan.why}")
+
+    def _read_losses(self, context: WorkerContext) -> None:
+        """Of this job so far. Another one would be another round's."""
+        with contextlib.suppress(GpuctlError):
+            history = jobs.rounds(open_bucket(context.bucket), context.job).history()
+            self._losses = Losses.of((version.value for version in history if version.value), time.time())
 
     def _is_kept(self, step: int) -> bool:
         """Whether this round has restored or saved ``step``. If that save is on its way, its end says; on all ranks the
@@ -248,8 +293,9 @@ class Checkpointer:
         self._newest.done.wait()
         return self._newest.error is None
 
-    def _agree(self, step: int, state: State, busy: int) -> tuple[Contents, Share, int]:
-        """What this rank holds, its share of that, and the largest number of saves that a rank has on its way.
+    def _agree(self, step: int, state: State, busy: int, following: int) -> tuple[Contents, Share, int, int]:
+        """What this rank holds, its share of that, the largest number of saves that a rank has on its way, and
+        ``following`` as rank 0 has it.
 
         One small exchange tells whether all ranks hold the same; only if they do not, they tell each other what they
         hold. Raises ``BadInput`` if a rank cannot keep its state, or they save different steps.
@@ -261,7 +307,7 @@ class Checkpointer:
         except BadInput as error:
             refused = error
         text = outline(contents)
-        told = torch.tensor([-1 if refused else step, busy, xxhash.xxh3_64_intdigest(text.encode()) >> 1])
+        told = torch.tensor([-1 if refused else step, busy, xxhash.xxh3_64_intdigest(text.encode()) >> 1, following])
         everyone = [told]
         if world.size > 1:
             everyone = [torch.empty_like(told) for _ in range(world.size)]
@@ -275,7 +321,7 @@ class Checkpointer:
         if text not in self._shares or not alike:
             holders = None if alike else self._holders(contents)
             self._shares = {text: share_of(contents, world.rank, world.size, holders)}
-        return contents, self._shares[text], max(busiest)
+        return contents, self._shares[text], max(busiest), int(everyone[0][3])
 
     def _holders(self, contents: Contents) -> Holders:
         told: list[list[str]] = [[] for _ in range(World.now().size)]
@@ -315,6 +361,8 @@ class Checkpointer:
         if self._commits is None and world.rank == 0:
             number = self._context.round if self._own and self._context is not None else None
             self._commits = Commits(store, number, self._retention)
+            if self._interval.is_auto and self._context is not None:
+                threading.Thread(target=self._read_losses, args=(self._context,), daemon=True).start()
         number, entries, mark = self._on_rank0(lambda commits: (*commits.begin(), secrets.token_hex(2)))
         if self._saver is None:
             self._saver = Saver(number, mark, self._commits, Uploader(store, self._limits))

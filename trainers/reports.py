@@ -32,6 +32,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, tuple[Piece, ...]] = {}
     aliases: dict[str, str] = {}
     error: str = ""
+    called_off: bool = False
 
 
 def report_of(step: int, share: Share, laid: Laid, parts: Sequence[Part]) -> Report:

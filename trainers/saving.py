@@ -52,6 +52,12 @@ class Save:
     entry: CheckpointEntry | None = None
     told: bool = False
 
+    def remaining_s(self, usual_s: float | None) -> float:
+        """Estimate of what this save still takes, if one takes ``usual_s``."""
+        elapsed_s = time.monotonic() - self.begun
+        by_bytes_s = elapsed_s * (self.laid.size / self.uploaded - 1) if self.uploaded else float("inf")
+        return by_bytes_s if usual_s is None else max(usual_s - elapsed_s, by_bytes_s if self.uploaded else 0.0)
+
     def tell(self, error: GpuctlError) -> None:
         """That the bucket is away is worth one line."""
         if not self.told:
@@ -67,6 +73,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     again: bool = False
     """The checkpoint that it referred to is gone: write all of it."""
     fenced: str = ""
+    called_off: bool = False
     error: str = ""
 
 
@@ -138,6 +145,8 @@ class Saver:
             self._known, self._base = {}, None
         if outcome.fenced:
             raise Fenced(outcome.fenced, "this process is a leftover and may end")
+        if outcome.called_off:
+            raise CalledOff(f"the checkpoint of step {save.step} was called off: {outcome.error}")
         if outcome.entry is None:
             raise GpuctlError(f"the checkpoint of step {save.step} was not written: {outcome.error}")
         save.entry = outcome.entry
@@ -155,6 +164,8 @@ class Saver:
         try:
             items = zip(keys, views, strict=True)
             parts = self._uploader.upload(items, self._known, save.called_off, count, save.tell)
+        except CalledOff as error:
+            return Report(step=save.step, error=str(error), called_off=True)
         except GpuctlError as error:
             return Report(step=save.step, error=str(error))
         return report_of(save.step, save.share, save.laid, parts)
@@ -173,7 +184,8 @@ class Saver:
         for rank, report in enumerate(reports):
             if report.error or report.step != save.step:
                 what = report.error or f"it saves step {report.step}"
-                return Outcome(error=what if len(reports) == 1 else f"rank {rank}: {what}")
+                what = what if len(reports) == 1 else f"rank {rank}: {what}"
+                return Outcome(error=what, called_off=any(report.called_off for report in reports))
         try:
             manifest = manifest_of(reports)
             entry = self._entry(save, folder_of(save.step, self._round, self._mark, number), manifest)
@@ -183,6 +195,8 @@ class Saver:
             return Outcome(again=True)
         except Fenced as error:
             return Outcome(fenced=error.message)
+        except CalledOff as error:
+            return Outcome(error=str(error), called_off=True)
         except GpuctlError as error:
             return Outcome(error=str(error))
 

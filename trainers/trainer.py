@@ -71,7 +71,7 @@ class Trainer:
         scheduler: LRScheduler | None = None,
         precision: Precision = "fp32",
         micro_batch: int | None = None,
-        checkpoint_every: int | None = None,
+        checkpoint_every: int | Literal["auto"] | None = None,
         checkpoints: str | None = None,
         log_every: int = 10,
         workers: int = 0,

@@ -74,6 +74,12 @@ class Pace:
             self._free_at = start + size / self._bytes_per_s
             return start - self._now()
 
+    def give_back(self, size: int) -> None:
+        """What was booked is not sent."""
+        if self._bytes_per_s is not None:
+            with self._lock:
+                self._free_at -= size / self._bytes_per_s
+
 
 class Uploader:
     """Of one rank. ``copy`` gets each part as well, for a nearer tier; what it raises is its own affair."""
@@ -104,6 +110,7 @@ class Uploader:
             there = known.get((part.size, part.blocks))
             if there is None:
                 if called_off.wait(self._pace.delay_s(part.size)):
+                    self._pace.give_back(part.size)
                     raise CalledOff(f"the upload of {key} was called off")
                 persist(lambda: self._store.put(key, data), called_off, on_trouble)
             self._copy((there or part).key, data)

@@ -115,10 +115,12 @@ def _rank(env: dict[str, str], body: Body, arguments: tuple[Any, ...], pipe: Con
     torch.set_num_threads(1)
     if env["WORLD_SIZE"] != "1":
         dist.init_process_group("gloo")
-    value, raised = None, None
+    value, raised, left = None, None, None
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             value = body(*arguments)
+        except SystemExit as error:
+            left = error
         except Exception as error:  # noqa: BLE001 - the test judges it
             raised = error
             traceback.print_exc()
@@ -126,3 +128,5 @@ def _rank(env: dict[str, str], body: Body, arguments: tuple[Any, ...], pipe: Con
     pipe.send_bytes(pickle.dumps((value, raised, said.getvalue())))
     if raised is not None:
         raise SystemExit(1)
+    if left is not None:
+        raise left

@@ -1,0 +1,43 @@
+"""What the ranks of the deadline tests run: they are asked to stop while a save is on its way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gpuctl import Checkpointer
+from gpuctl.cluster.worker import DEADLINE
+from gpuctl.trainers.uploading import Limits
+
+_PARTS_S = 0.5
+"""What one part of 16 MiB takes."""
+
+
+def noticed_in_a_save(left: float) -> None:
+    """Step 1 is saved and committed, step 2 is on its way, and step 3 is the last. ``left``: the time left before the
+    end, as a multiple of what the first save took."""
+    checkpointer = Checkpointer(every=2, limits=Limits(upload_bytes_per_s=(16 << 20) / _PARTS_S))
+    weights = torch.zeros(24 << 20)  # 96 MiB: three parts for each of two ranks
+    state = {"weights": torch.nn.ParameterList([weights])}
+    checkpointer.restore(state)
+    begun = time.monotonic()
+    checkpointer.save(1, state)
+    checkpointer.wait()
+    took_s = time.monotonic() - begun
+    for rank in range(dist.get_world_size()):  # all are flagged, and rank 0 is the first: so all stop at step 3
+        if rank == dist.get_rank():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert not checkpointer.should_stop(1)
+        dist.barrier()
+    for step in (2, 3):
+        with torch.no_grad():
+            weights += 1
+        if step == 3:
+            Path(os.environ["GPUCTL_ROUND_DIR"], DEADLINE).write_text(f"{time.monotonic() + left * took_s:.3f}")
+        checkpointer.step(step, state)
+        dist.barrier()

@@ -1,0 +1,75 @@
+"""The last checkpoint before a machine is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.ledger import Ledger
+from gpuctl.cluster.records import CheckpointEntry, CheckpointLog
+from gpuctl.cluster.worker import WorkerContext
+from gpuctl.trainers.deadline import choose
+from tests.trainers import deadlines
+from tests.trainers.ranks import Ended, Ranks
+
+
+@pytest.mark.parametrize(
+    ("left_s", "new_s", "flying_s", "choice"),
+    [
+        (30.0, 5.0, None, "both"),
+        (None, 5.0, 100.0, "both"),
+        (30.0, 10.0, 10.0, "both"),
+        (30.0, 20.0, 10.0, "new"),
+        (30.0, None, 10.0, "new"),
+        (30.0, 40.0, 10.0, "flying"),
+        (30.0, 40.0, 50.0, "new"),
+    ],
+)
+def test_what_fits_into_the_time_left_is_chosen(
+    left_s: float | None, new_s: float | None, flying_s: float | None, choice: str
+) -> None:
+    assert choose(left_s, new_s, flying_s) == choice
+
+
+def entries(folder: Path) -> tuple[CheckpointEntry, ...]:
+    store = open_bucket(f"file://{folder}/bucket/jobs/job-1/checkpoints")
+    return (Ledger(store, "ledger", CheckpointLog).read().value or CheckpointLog()).entries
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    place = f"file://{tmp_path}/bucket"
+    return WorkerContext("demo", place, "job-1", 1, "node-0", tmp_path, tmp_path, tmp_path).env()
+
+
+def test_with_time_enough_the_one_on_its_way_is_finished_and_a_last_one_written(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    ended = noticed(env, 40)
+    found = entries(tmp_path)
+    assert [(entry.step, entry.reason) for entry in found] == [(1, "asked"), (2, "interval"), (3, "notice")], ended
+    took_s, left_s = found[0].took_s, found[-1].left_s
+    assert left_s is not None
+    assert 30 * took_s < left_s < 40 * took_s
+
+
+def test_with_time_for_one_the_one_on_its_way_makes_room(tmp_path: Path, env: dict[str, str]) -> None:
+    ended = noticed(env, 1.9)
+    found = entries(tmp_path)
+    assert [(entry.step, entry.reason) for entry in found] == [(1, "asked"), (3, "notice")], ended
+    assert found[-1].took_s < 2.0 * found[0].took_s, "it does not wait for what was called off"
+
+
+def test_without_time_for_a_new_one_the_one_on_its_way_is_finished(tmp_path: Path, env: dict[str, str]) -> None:
+    ended = noticed(env, 1.05)
+    assert [(entry.step, entry.reason) for entry in entries(tmp_path)] == [(1, "asked"), (2, "interval")], ended
+    assert "s are left, so the checkpoint on its way is finished, and none of step 3 made" in ended[0].said
+
+
+def noticed(env: dict[str, str], left: float) -> list[Ended]:
+    with Ranks(2, deadlines.noticed_in_a_save, left, env=env) as ranks:
+        ended = ranks.wait()
+    assert [end.code for end in ended] == [0, 0], ended
+    return ended
