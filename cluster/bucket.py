@@ -5,8 +5,9 @@ writes), ``memory://`` (tests; gone with the object that opened it). Options of 
 that obstore's store takes: ``s3://b/p?endpoint=http://127.0.0.1:9000&region=us-east-1``. Where ``s3`` and ``az`` have
 ``endpoint``, ``gs`` has ``base_url``; without TLS if it begins with ``http://``.
 
-Credentials come from the environment or the machine's identity. Profiles in ``~/.aws`` are not read. A query may carry
-credentials for tests: messages leave the query out, but the URL is handed to nodes and workers as it is.
+Credentials come from the environment or the machine's identity (``access`` renews them). Profiles in ``~/.aws`` are
+not read. A query may carry credentials for tests: messages leave the query out, but the URL is handed to nodes and
+workers as it is.
 
 A process that was forked from one that has used a bucket cannot use any: obstore's threads did not come along, and it
 would wait for them forever. That is refused with a ``StoreError``.
@@ -15,27 +16,32 @@ would wait for them forever. That is refused with a ``StoreError``.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
+from gpuctl.cluster.access import Access
 from gpuctl.cluster.errors import BadInput, StoreError, StoreUnavailable
-from gpuctl.cluster.refusals import conflicts, first_line, in_our_words, is_no_bucket, is_past_the_end, shown
+from gpuctl.cluster.refusals import conflicts, first_line, is_garbled, is_no_bucket, is_past_the_end, shown
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+T = TypeVar("T")
+
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 
-_CONFLICT_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+_PUT_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Between puts of one key while the store's answer decides nothing."""
+_HOPE = 5
+"""So many times a call's patience may pass until expired credentials are a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +101,42 @@ class Bucket:
     Threads may share one.
     """
 
-    def __init__(self, store: ObjectStore, url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) -> None:
-        self.raw = store
+    def __init__(
+        self,
+        store: ObjectStore,
+        url: str,
+        *,
+        patience_s: float = 10.0,
+        timeout_s: float = 60.0,
+        reopen: Callable[[], ObjectStore] | None = None,
+    ) -> None:
         self.url = url
         self._patience_s = patience_s
         self._timeout_s = timeout_s
+        self._access = Access(store, url, reopen, _HOPE * patience_s)
+
+    @property
+    def raw(self) -> ObjectStore:
+        """obstore's store as it is now: another one once credentials were renewed."""
+        return self._access.store
+
+    def ask(self, key: str, call: Callable[[ObjectStore], T]) -> T:
+        """What ``call`` makes of ``raw`` in requests about ``key``, for what the verbs below are not enough. It may be
+        called twice. Raises what they do."""
+        return self._access.ask(key, call)
 
     def get(self, key: str) -> bytes | None:
         import obstore
 
-        with _translated(self.url, key):
+        def get(store: ObjectStore) -> bytes | None:
             try:
-                return bytes(obstore.get(self.raw, key).bytes())
+                return bytes(obstore.get(store, key).bytes())
             except FileNotFoundError as error:
                 if is_no_bucket(error):
                     raise
                 return None
+
+        return self.ask(key, get)
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         if len(keys) < 2 or self.url.startswith("file:"):
@@ -122,68 +148,70 @@ class Bucket:
         """Bytes ``[start, end)`` of an object, fewer if it ends before; ``FileNotFoundError`` if there is none."""
         import obstore
 
-        missing: FileNotFoundError
-        with _translated(self.url, key):
+        def get(store: ObjectStore) -> memoryview | FileNotFoundError:
             try:
-                return memoryview(obstore.get_range(self.raw, key, start=start, end=end))
+                return memoryview(obstore.get_range(store, key, start=start, end=end))
             except FileNotFoundError as error:
                 if is_no_bucket(error):
                     raise
-                missing = error
+                return error
             except obstore.exceptions.BaseError as error:
                 if is_past_the_end(error):
                     return memoryview(b"")
                 raise
-        raise missing
+
+        found = self.ask(key, get)
+        if isinstance(found, FileNotFoundError):
+            raise found
+        return found
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """In one request, of up to 5 GB. Nothing is copied, and nothing unfinished is left behind."""
-        import obstore
-
-        with _translated(self.url, key):
-            obstore.put(self.raw, key, data, use_multipart=False)
+        self.ask(key, lambda store: _put(store, key, data, "overwrite"))
 
     def create(self, key: str, data: bytes) -> bool:
-        import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with _translated(self.url, key):
-            for pause_s in (*_CONFLICT_PAUSES_S, None):
-                try:
-                    obstore.put(self.raw, key, data, mode="create", use_multipart=False)
-                    return True
-                except (AlreadyExistsError, PreconditionError) as error:
-                    if is_no_bucket(error):
-                        raise
-                    if not conflicts(error):
-                        return False
-                    if pause_s is None:
-                        raise
-                time.sleep(pause_s)
-        raise AssertionError("not reached")
+        def create(store: ObjectStore) -> bool:
+            try:
+                _put(store, key, data, "create")
+                return True
+            except (AlreadyExistsError, PreconditionError) as error:
+                if is_no_bucket(error) or conflicts(error):
+                    raise
+                return False
+
+        return self.ask(key, create)
 
     def list(self, prefix: str, after: str | None = None) -> list[Entry]:
         import obstore
 
-        with _translated(self.url, prefix):
-            found = [
+        def listed(store: ObjectStore) -> list[Entry]:
+            return [
                 Entry(m["path"], m["size"], m["e_tag"] or "", m["last_modified"].timestamp())
-                for batch in obstore.list(self.raw, prefix, offset=after)
+                for batch in obstore.list(store, prefix, offset=after)
                 for m in batch
             ]
+
         # A local directory lists in no order, and not every store honours the offset.
+        found = self.ask(prefix, listed)
         return sorted((e for e in found if after is None or e.key > after), key=lambda e: e.key)
 
     def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._delete(key)
+
+    def _delete(self, key: str) -> None:
         import obstore
 
-        for key in keys:
-            with _translated(self.url, key):
-                try:
-                    obstore.delete(self.raw, key)
-                except FileNotFoundError as error:
-                    if is_no_bucket(error):
-                        raise
+        def delete(store: ObjectStore) -> None:
+            try:
+                obstore.delete(store, key)
+            except FileNotFoundError as error:
+                if is_no_bucket(error):
+                    raise
+
+        self.ask(key, delete)
 
     def at(self, prefix: str) -> Bucket:
         """The same bucket, with the same patience, seen from a folder below. Raises ``BadInput`` for ``memory://``."""
@@ -229,21 +257,28 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
         "retry_timeout": timedelta(seconds=patience_s),
         "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
     }
+
+    def opened() -> ObjectStore:
+        return cast(
+            "ObjectStore",
+            cast(Any, from_url)(
+                f"{parts.scheme}://{parts.netloc}{parts.path}",
+                config=options,
+                client_options=client,
+                retry_config=retry,
+            ),
+        )
+
     try:
         options: dict[str, Any] = dict(parse_qsl(parts.query, strict_parsing=True) if parts.query else [])
         if any(value.startswith("http://") for value in options.values()):  # whatever the store calls its endpoint
             client["allow_http"] = True
-        store = cast(Any, from_url)(
-            f"{parts.scheme}://{parts.netloc}{parts.path}",
-            config=options,
-            client_options=client,
-            retry_config=retry,
-        )
+        store = opened()
     except Exception as error:
         raise BadInput(
             f"cannot open the bucket {shown(url)!r}: {first_line(str(error))}", "check the URL and its options"
         ) from error
-    return Bucket(store, url, patience_s=patience_s, timeout_s=timeout_s)
+    return Bucket(store, url, patience_s=patience_s, timeout_s=timeout_s, reopen=opened)
 
 
 def _folder(url: str, parts: SplitResult) -> Path:
@@ -277,23 +312,15 @@ def probe(store: Store) -> None:
             store.delete([key])
 
 
-_used_by: int | None = None
-"""The process whose threads obstore runs on, once there was a first request."""
+def _put(store: ObjectStore, key: str, data: bytes | memoryview, mode: Literal["create", "overwrite"]) -> None:
+    """Once more while another request for the key is under way, or what arrives is not what was sent."""
+    import obstore
 
-
-@contextlib.contextmanager
-def _translated(url: str, key: str) -> Iterator[None]:
-    """obstore's errors in our words."""
-    global _used_by
-    import obstore.exceptions
-
-    _used_by = _used_by or os.getpid()
-    if _used_by != os.getpid():
-        raise StoreError(
-            f"the bucket {shown(url)} was in use before this process was forked, so it cannot be used here",
-            "open buckets in the child only, or start it anew (multiprocessing's 'spawn')",
-        )
-    try:
-        yield
-    except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-        raise in_our_words(error, url, key) from error
+    for pause_s in (*_PUT_PAUSES_S, None):
+        try:
+            obstore.put(store, key, data, mode=mode, use_multipart=False)
+            return
+        except obstore.exceptions.BaseError as error:
+            if pause_s is None or not (conflicts(error) or is_garbled(error)):
+                raise
+        time.sleep(pause_s)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from msgspec.structs import replace
 
@@ -27,7 +27,10 @@ from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import CorruptRecord, Fenced, GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.ledger import Ledger
 from gpuctl.cluster.records import FileLog, FileSet, StoredFile
-from gpuctl.cluster.refusals import in_our_words, is_no_bucket
+from gpuctl.cluster.refusals import is_no_bucket
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 KEPT_SETS = 2
 _CHUNK_BYTES = 8 << 20
@@ -144,16 +147,13 @@ class FileSets:
             self._store.put(key, b"".join(_read(file, size, digest, on_chunk)))
         else:
             chunk = max(_CHUNK_BYTES, -(-size // _MOST_PARTS))
-            try:
+
+            def put(store: ObjectStore) -> None:
                 # An iterator that raises aborts the upload: what it would have made never appears.
                 chunks = _read(file, size, digest, on_chunk)
-                obstore.put(
-                    self._store.raw, key, chunks, use_multipart=True, chunk_size=chunk, max_concurrency=_AT_ONCE
-                )
-            except (GpuctlError, BrokenOff):
-                raise
-            except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-                raise in_our_words(error, self._store.url, key) from error
+                obstore.put(store, key, chunks, use_multipart=True, chunk_size=chunk, max_concurrency=_AT_ONCE)
+
+            self._store.ask(key, put)
         self._fresh[digest] = name
         return name
 
@@ -263,12 +263,15 @@ def _read(file: BinaryIO, size: int, digest: str, on_chunk: Callable[[], None]) 
 def _size(store: Bucket, key: str) -> int | None:
     import obstore
 
-    try:
-        return obstore.head(store.raw, key)["size"]
-    except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError) and not is_no_bucket(error):
+    def size(raw: ObjectStore) -> int | None:
+        try:
+            return obstore.head(raw, key)["size"]
+        except FileNotFoundError as error:
+            if is_no_bucket(error):
+                raise
             return None
-        raise in_our_words(error, store.url, key) from error
+
+    return store.ask(key, size)
 
 
 def _ranges(store: Bucket, key: str, size: int, pool: ThreadPoolExecutor) -> Iterator[memoryview]:

@@ -18,6 +18,20 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_EXPIRED_WORDS = ("The token is expired", "Signature not valid in the specified time frame")
+"""Azure's, of a token and of a shared access signature: it has one code for all that is wrong with credentials."""
+_UNKNOWN = ("InvalidAccessKeyId", "InvalidToken", "AuthenticationFailed", "InvalidAuthenticationInfo")
+"""Of credentials that never were, or are not any more."""
+_GARBLED = (
+    "BadDigest",
+    "InvalidDigest",
+    "XAmzContentSHA256Mismatch",
+    "XAmzContentChecksumMismatch",
+    "Md5Mismatch",
+    "Crc64Mismatch",
+    "IncompleteBody",
+)
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 _WRONG = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -40,6 +54,11 @@ def in_our_words(error: Exception, url: str, key: str) -> GpuctlError:
         return StoreError(f"{key!r} cannot be a key in the bucket {bucket}: {why}", "use other names")
     if isinstance(error, FileNotFoundError) or is_no_bucket(error):
         return StoreError(f"there is no bucket {bucket}: {why}", "create it first, or check its name and region")
+    if is_garbled(error):
+        return StoreError(
+            f"the bucket {bucket} rejects {key!r} each time, since other bytes arrive than were sent: {why}",
+            "check this machine's memory and network",
+        )
     if _is_permission(error) or status in (401, 403) or number in _FORBIDDEN:
         return StoreError(f"the bucket {bucket} refuses {key!r}: {why}", "check its credentials and its policy")
     if number in _FULL or status == 507:
@@ -50,6 +69,33 @@ def in_our_words(error: Exception, url: str, key: str) -> GpuctlError:
     if (400 <= status < 500 and not passing) or status == 501 or number in _WRONG:
         return StoreError(f"the bucket {bucket} does not accept {key!r}: {why}", "check its URL and its options")
     return StoreUnavailable(f"the bucket {bucket} did not answer for {key!r}: {why}", "try again")
+
+
+def expired(error: Exception, url: str, in_vain_s: float | None) -> GpuctlError:
+    """For ``error`` that ``has_expired``: an outage, or a refusal once new ones were awaited ``in_vain_s``."""
+    bucket, why = shown(url), _why(str(error))
+    names = _CREDENTIALS.get(url.partition(":")[0], "the store's own variables")
+    hint = f"set {names} anew and start this anew, or use the machine's identity, which renews itself"
+    if in_vain_s is None:
+        return StoreUnavailable(f"the credentials for the bucket {bucket} have expired: {why}", hint)
+    waited = f"and {in_vain_s:.0f} s brought no new ones"
+    return StoreError(f"the credentials for the bucket {bucket} have expired, {waited}: {why}", hint)
+
+
+def has_expired(error: Exception, served: bool) -> bool:
+    """The store does not take our credentials any more. ``served``: it has taken them before.
+
+    Source: Amazon S3, "List of error codes"; Google Cloud Storage answers 401 to any token that is not valid.
+    """
+    text = str(error)
+    if _code(text) in _EXPIRED or any(words in text for words in _EXPIRED_WORDS):
+        return True
+    return served and (_status(text) == 401 or _code(text) in _UNKNOWN)
+
+
+def is_garbled(error: Exception) -> bool:
+    """What arrived is not what was sent; nothing is written."""
+    return _code(str(error)) in _GARBLED
 
 
 def is_no_bucket(error: Exception) -> bool:

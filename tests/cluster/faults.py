@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -16,11 +17,12 @@ from urllib.parse import urlsplit
 from gpuctl.cluster.bucket import Entry, Store
 from gpuctl.cluster.errors import StoreUnavailable
 
-Spoil = Literal["refuse", "reset", "hold", "land-refuse", "land-reset", "land-cut", "land-hold"]
+Spoil = Literal["refuse", "reset", "break", "hold", "land-refuse", "land-reset", "land-cut", "land-hold"]
 """What becomes of an exchange. Those with ``land`` reach the server, and then:
 
 - ``refuse``: the answer is ``status`` and ``code`` instead.
 - ``reset``: the connection is reset without an answer.
+- ``break``: it is reset in the middle of the request's body.
 - ``cut``: the connection is reset in the middle of the answer's body.
 - ``hold``: the answer waits until ``gate`` opens. Without ``land``, the request itself does, and then it goes its way.
 """
@@ -28,7 +30,8 @@ Spoil = Literal["refuse", "reset", "hold", "land-refuse", "land-reset", "land-cu
 
 @dataclass
 class Fault:
-    """A plan for the next ``times`` requests of ``method`` whose path and query contain ``where``."""
+    """A plan for the next ``times`` requests of ``method`` in whose path and query ``where``, a regular expression, is
+    found."""
 
     spoil: Spoil
     method: str
@@ -36,6 +39,9 @@ class Fault:
     times: int = 1
     status: int = 503
     code: str = "SlowDown"
+    message: str = ""
+    strike: Callable[[], object] = lambda: None
+    """Done before the spoiled answer; for ``land-…``, once the request has landed."""
     met: threading.Event = field(default_factory=threading.Event)
     """Set once a request has met this fault, and for ``land-…`` has landed."""
     gate: threading.Event = field(default_factory=threading.Event)
@@ -44,11 +50,24 @@ class Fault:
 
 
 class Proxy:
-    """Stands before an S3 server at ``upstream``. ``seen`` are the requests so far, as "METHOD path?query"."""
+    """Stands before the server at ``upstream``. ``seen`` are the requests so far, as "METHOD path?query".
 
-    def __init__(self, upstream: str, *, strip: Iterable[str] = ()) -> None:
+    ``admits`` judges each request by its ``Authorization``, as S3 does; ``in_turn`` lets one exchange end before the
+    next begins.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        *,
+        strip: Iterable[str] = (),
+        admits: Callable[[str], bool] = lambda _: True,
+        in_turn: bool = False,
+    ) -> None:
         self.upstream = urlsplit(upstream).netloc
         self.strip = {name.lower() for name in strip}
+        self.admits = admits
+        self.turn: AbstractContextManager[object] = threading.Lock() if in_turn else nullcontext()
         self.seen: list[str] = []
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
@@ -72,7 +91,7 @@ class Proxy:
         with self._lock:
             self.seen.append(f"{method} {path}")
             for fault in self._faults:
-                if fault.times and fault.method == method and fault.where in path:
+                if fault.times and fault.method == method and re.search(fault.where, path):
                     fault.times -= 1
                     return fault
         return None
@@ -109,23 +128,25 @@ class _Exchange(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def exchange(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.server.proxy.take(self.command, self.path)
-        if fault is None:
-            self._answer(*self._forward(body))
-            return
-        try:
-            self._spoil(fault, body)
-        finally:
-            fault.over.set()
+        with self.server.proxy.turn:
+            fault = self.server.proxy.take(self.command, self.path)
+            if fault is None:
+                self._answer(*self._forward(self._body()))
+                return
+            try:
+                self._spoil(fault)
+            finally:
+                fault.over.set()
 
-    def _spoil(self, fault: Fault, body: bytes) -> None:
+    def _spoil(self, fault: Fault) -> None:
+        body = self._body(half=fault.spoil == "break")
         landed = self._forward(body) if fault.spoil.startswith("land-") else None
+        fault.strike()
         fault.met.set()
         match fault.spoil:
             case "refuse" | "land-refuse":
-                self._answer(fault.status, [], f"<Error><Code>{fault.code}</Code></Error>".encode())
-            case "reset" | "land-reset":
+                self._answer(*_refusal(fault.status, fault.code, fault.message))
+            case "reset" | "break" | "land-reset":
                 self._reset()
             case "land-cut":
                 assert landed is not None
@@ -136,7 +157,13 @@ class _Exchange(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = exchange  # noqa: N815 - the library's names
 
-    def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _body(self, *, half: bool = False) -> bytes:
+        size = int(self.headers.get("Content-Length", 0))
+        return self.rfile.read(size // 2 if half else size)
+
+    def _forward(self, body: bytes) -> _Answer:
+        if not self.server.proxy.admits(self.headers.get("Authorization", "")):
+            return _refusal(400, "ExpiredToken", "The provided token has expired.")
         headers = {k: v for k, v in self.headers.items() if k.lower() not in self.server.proxy.strip}
         connection = http.client.HTTPConnection(self.server.proxy.upstream, timeout=30)
         try:
@@ -163,6 +190,14 @@ class _Exchange(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
+
+
+_Answer = tuple[int, list[tuple[str, str]], bytes]
+"""Status, headers, body."""
+
+
+def _refusal(status: int, code: str, message: str) -> _Answer:
+    return status, [], f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
 
 
 Trouble = Literal["none", "lost", "unheard", "retried"]

@@ -367,6 +367,28 @@ def test_azures_conflict_is_a_defeat(proxy: Proxy, bucket: Bucket) -> None:
     assert bucket.create("k", b"1") is False
 
 
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "BadDigest"), (400, "XAmzContentSHA256Mismatch"), (400, "Md5Mismatch")]
+)
+def test_what_arrives_otherwise_than_it_was_sent_is_sent_again(
+    proxy: Proxy, bucket: Bucket, status: int, code: str
+) -> None:
+    for write in (bucket.put, bucket.create):
+        proxy.plan("refuse", "PUT", times=3, status=status, code=code)
+        write("k" if write == bucket.put else "new", b"1")
+    assert bucket.get_many(["k", "new"]) == [b"1", b"1"]
+
+
+def test_what_never_arrives_as_it_was_sent_is_named(proxy: Proxy, bucket: Bucket) -> None:
+    proxy.plan("refuse", "PUT", times=99, status=400, code="BadDigest", message="The Content-MD5 did not match.")
+    for write in (bucket.put, bucket.create):
+        with pytest.raises(
+            StoreError, match=r"rejects 'parts/7' each time, .*: BadDigest, The Content-MD5 did not match;"
+        ):
+            write("parts/7", b"1")
+    assert 4 <= len(proxy.seen) <= 20
+
+
 @pytest.mark.parametrize("spoil", ["reset", "land-cut", "land-reset"])
 def test_a_broken_connection_is_mended_or_told(spoiled: tuple[Proxy, Bucket], spoil: Spoil) -> None:
     """A read is repeated. Of a conditional put the caller learns that the outcome is open."""
