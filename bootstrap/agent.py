@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -32,6 +33,7 @@ from gpuctl.bootstrap.mirror import Mirror
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.bootstrap.run import Run
 from gpuctl.bootstrap.shipping import Shipper
+from gpuctl.bootstrap.tier_server import TierServer
 from gpuctl.bootstrap.workspace import JobWorkspace
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
@@ -80,6 +82,8 @@ class Agent:
         self._ports = PortPool(identity.address)
         self._peers = Peers(self._clock, token=self._spec.token, silent_s=self._spec.lease_s, on_news=self._wake.set)
         self._port = self._peers.start(identity.address)
+        self._tiers = TierServer(folder / "jobs", self._spec.token)
+        self._tier_port = self._tiers.start(identity.address)
         self._peers.introduce(self._record())
         self._mingle = Mingle(self._store, self._clock, self._peers, self._spec, self._record)
         self._heartbeat = Heartbeat(self._store, self._spec.heartbeat_s, self._mingle.heartbeat)
@@ -128,6 +132,7 @@ class Agent:
         self._obey()
         self._report()
         self._prepare_jobs()
+        self._clear_tiers()
         self._write_rank0()
 
     def _tell(self) -> None:
@@ -174,7 +179,7 @@ class Agent:
         _say(f"{round_.job} round {round_.number}: rank {rank} of {len(round_.members)} ({round_.reason})")
         folder = self._file_folders.setdefault(round_.job, Folder(context.checkpoint_dir))
         mirror = Mirror(self._file_store, folder, round_, rank, self._clock, _say)
-        run = Run(round_, rank, workspace, context, mirror, self._clock, self._wake.set)
+        run = Run(round_, rank, workspace, context, mirror, self._clock, self._wake.set, self._spec.token)
         self._active = _Active(run, Shipper(self._store, run, self._clock))
         run.start(self._interpreter, self._ports, self._base_env)
 
@@ -219,6 +224,12 @@ class Agent:
             self._preparing -= 1
             self._wake.set()
 
+    def _clear_tiers(self) -> None:
+        """A job that is over needs no copies of its checkpoints."""
+        for job in self._workspaces.keys() - self._mingle.jobs.keys():
+            if self._active is None or self._active.run.round.job != job:
+                shutil.rmtree(self._workspaces.pop(job).tier, ignore_errors=True)
+
     def _workspace(self, job: str) -> JobWorkspace:
         if job not in self._workspaces:
             self._workspaces[job] = JobWorkspace(self._store, self._folder / "jobs" / job, job)
@@ -237,6 +248,7 @@ class Agent:
             port=self._port,
             slots=self._slots,
             devices=self._devices,
+            tier_port=self._tier_port,
             spare_ports=self._ports.offered(),
             ready=self._interpreter is not None and self._interpreter.is_ready and self._preparing == 0,
             notice=self._notice,
@@ -283,6 +295,7 @@ class Agent:
         if self._interpreter:
             self._interpreter.stop()
         self._peers.stop()
+        self._tiers.stop()
         self._ports.close()
 
 

@@ -24,7 +24,8 @@ from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import Fenced
 from gpuctl.cluster.records import NodeExit, Progress, RankExit, Round
 from gpuctl.cluster.rounds import CANCELLED
-from gpuctl.cluster.worker import AWARE, DEADLINE, DRAINED, PROGRESS, WorkerContext
+from gpuctl.cluster.tiers import map_of
+from gpuctl.cluster.worker import AWARE, DEADLINE, DRAINED, PROGRESS, TIERS, WorkerContext
 from gpuctl.trainers.launch import LaunchSpec, WorkerFailure, needs_fresh
 
 NodeExitStatus = Literal["completed", "drained", "failed", "stopped"]
@@ -49,6 +50,7 @@ class Run:
         mirror: Mirror,
         clock: Clock,
         on_end: Callable[[], None],
+        token: str = "",
     ) -> None:
         self.round = round_
         self.rank = rank
@@ -58,6 +60,7 @@ class Run:
         self._mirror = mirror
         self._clock = clock
         self._on_end = on_end
+        self._token = token
         self._launched: Launched | None = None
         self._lock = threading.Lock()
         self._killed = False
@@ -150,6 +153,7 @@ class Run:
         member = self.round.members[self.rank]
         for folder in (self.context.round_dir, self.context.checkpoint_dir, self.context.tensorboard_dir):
             folder.mkdir(parents=True, exist_ok=True)
+        self._tell_of_tiers()
         return LaunchSpec(
             job=self.round.job,
             round=self.round.number,
@@ -165,6 +169,12 @@ class Run:
             env={**base_env, **job_env, **self.context.env()},
             log_dir=str(self.log_dir),
         )
+
+    def _tell_of_tiers(self) -> None:
+        places = map_of(self.round, self.rank, self._workspace.tier, self._token)
+        path = self.context.round_dir / TIERS
+        path.touch(mode=0o600)  # it has the cluster's token in it
+        path.write_bytes(msgspec.json.encode(places))
 
     def _gone_for_good(self, ending: Ending) -> None:
         """Elsewhere, since the last files may take their time: whoever calls this has the next launch to serve."""

@@ -20,6 +20,8 @@ class JobWorkspace:
     def __init__(self, store: Store, folder: Path, job: str) -> None:
         self.folder = folder
         self.code = folder / "code"
+        self.tier = folder / "tier"
+        """Copies of the last checkpoint (see ``cluster.tiers``)."""
         self._store = store
         self._job = job
         self._lock = threading.Lock()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,9 @@ app = new_app(name="ckpt", help="List, fetch, check or delete a job's checkpoint
 
 FORMATS = ("torch", "dcp", "safetensors")
 
+Copies = Mapping[str, Sequence[str]]
+"""By a checkpoint's path: the nodes whose disks have copies of it."""
+
 Job = Annotated[str | None, text_option("--job", "-j", metavar="JOB", about="Default: the newest.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -33,19 +36,22 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def ls(job: Job = None, output: Output = "text", cluster: Cluster = None, bucket: Bucket = None) -> None:
     """List a job's checkpoints, the newest last.
 
-    ADDED is what was uploaded for it; the rest of it belongs to earlier ones as well. Files that the script keeps in
+    ADDED is what was uploaded for it; the rest of it belongs to earlier ones as well. TIER says where it is: nodes keep
+    copies of the last one on their disks. Files that the script keeps in
     $GPUCTL_CHECKPOINT_DIR are told in a line of their own.
     """
     as_json = wants_json(output)
     store, name = _job(job, cluster, bucket)
-    found = checkpoints.check(store, name, checkpoints.committed(store, name))
+    entries = checkpoints.committed(store, name)
+    found = checkpoints.check(store, name, entries)
+    copies = checkpoints.copies(store, name, entries)
     files = filesets.newest(store, name)
     if as_json:
-        checked = [_as_json(one) for one in found]
+        checked = [_as_json(one, copies) for one in found]
         out_json({"job": name, "checkpoints": checked, "files": _files_as_json(files) if files else None})
         return
     if found:
-        _print_table(found)
+        _print_table(found, copies)
     if files:
         many, total = len(files.files), sum(file.size for file in files.files.values())
         out(f"files of the script: {many}, {size(total)}, kept {ago(files.at)} in round {files.round}")
@@ -238,10 +244,10 @@ def _retention(last: str | None, every: str | None, best: str | None) -> Retenti
     )
 
 
-def _print_table(found: Sequence[Checked]) -> None:
+def _print_table(found: Sequence[Checked], copies: Copies) -> None:
     header = ["STEP", "SIZE", "ADDED", "ROUND", "SAVED", "REASON", "STATE", "TIER"]
     with_metrics = any(one.entry.metrics for one in found)
-    rows = [_row(one, with_metrics) for one in found]
+    rows = [_row(one, copies, with_metrics) for one in found]
     for line in table([*header, *(["METRICS"] if with_metrics else [])], rows, give=[8] if with_metrics else []):
         out(line)
     for one in found:
@@ -250,8 +256,9 @@ def _print_table(found: Sequence[Checked]) -> None:
             say(f"step {one.entry.step} is damaged: {one.faults[0].what}{more}")
 
 
-def _row(one: Checked, with_metrics: bool) -> list[str]:
+def _row(one: Checked, copies: Copies, with_metrics: bool) -> list[str]:
     entry = one.entry
+    near = copies.get(entry.path, ())
     row = [
         str(entry.step),
         size(entry.bytes),
@@ -260,7 +267,7 @@ def _row(one: Checked, with_metrics: bool) -> list[str]:
         ago(entry.at),
         entry.reason,
         "whole" if one.whole else "damaged",
-        checkpoints.tier_of(entry),
+        f"{count(len(near), 'node')}, bucket" if near else "bucket",
     ]
     if with_metrics:
         row.append(" ".join(f"{name}={number(value)}" for name, value in entry.metrics.items()) or "-")
@@ -281,7 +288,7 @@ def _refuse_damaged(verified: Sequence[Checked], everything: Sequence[Checked]) 
     )
 
 
-def _as_json(one: Checked) -> dict[str, Any]:
+def _as_json(one: Checked, copies: Copies) -> dict[str, Any]:
     entry = one.entry
     return {
         "step": entry.step,
@@ -296,7 +303,7 @@ def _as_json(one: Checked) -> dict[str, Any]:
         "left_s": entry.left_s,
         "whole": one.whole,
         "faults": [fault.what for fault in one.faults],
-        "tier": checkpoints.tier_of(entry),
+        "nodes": copies.get(entry.path, ()),
         "metrics": entry.metrics,
         "path": entry.path,
     }

@@ -88,10 +88,15 @@ def find(store: Store, job: str, step: str) -> CheckpointEntry:
     raise BadInput(f"job {job} has no checkpoint of step {step}", f"it has: {steps or 'none'}")
 
 
-def tier_of(entry: CheckpointEntry) -> str:
-    """Where the nearest copy of it is."""
-    del entry
-    return "bucket"
+def copies(store: Store, job: str, entries: Sequence[CheckpointEntry]) -> dict[str, tuple[str, ...]]:
+    """By path, for those that have any: the nodes of the job's present round with copies on their disks (``tiers``).
+    Nodes keep the last one alone."""
+    if not entries or not entries[-1].nodes:
+        return {}
+    last = entries[-1]
+    round_ = jobs.rounds(store, job).read().value
+    near = () if round_ is None else tuple(member.node for member in round_.members if member.node in last.nodes)
+    return {last.path: near} if near else {}
 
 
 # -- whole or not -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ BLOCK_BYTES = 4 << 20
 FORMAT = 2
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     """One object."""
 
     key: str
@@ -37,6 +37,8 @@ class Part(msgspec.Struct, frozen=True):
     size: int
     blocks: tuple[str, ...]
     """Digest of each ``BLOCK_BYTES``, the last one of what remains."""
+    nodes: tuple[str, ...] = ()
+    """Those whose disk had a copy when this checkpoint was committed (see ``tiers``)."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):

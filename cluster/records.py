@@ -65,6 +65,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the agent answers direct questions (see ``peers``)."""
     slots: int = 1
     devices: tuple[str, ...] = ()
+    tier_port: int = 0
+    """Where the agent serves the copies of checkpoints on its disk (see ``tiers``); 0: it has none."""
     spare_ports: tuple[int, ...] = ()
     """Ports that the agent holds, listening, for the rendezvous of a round it is master of. Each is used once."""
     ready: bool = False
@@ -120,6 +122,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     incarnation: str
     address: str
     nproc: int
+    tier_port: int = 0
 
 
 Phase = Literal["run", "drain", "wait", "ended"]
@@ -216,6 +219,8 @@ class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Of one that a notice caused: seconds that were left before the machine would be taken."""
     metrics: dict[str, float] = {}
     """What the script said of this step, for ``best`` in a retention."""
+    nodes: tuple[str, ...] = ()
+    """Those that had a copy of some of it when it was committed (see ``tiers``)."""
 
 
 class CheckpointLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -223,7 +223,14 @@ def _form(job: JobSpec, current: Round | None, sight: Sight, usable: Sequence[No
     if port is None:
         return None
     members = tuple(
-        Member(node=r.node, incarnation=r.incarnation, address=r.address, nproc=job.nproc or r.slots) for r in chosen
+        Member(
+            node=r.node,
+            incarnation=r.incarnation,
+            address=r.address,
+            nproc=job.nproc or r.slots,
+            tier_port=r.tier_port,
+        )
+        for r in chosen
     )
     return Round(
         job=job.job,

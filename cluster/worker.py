@@ -21,6 +21,8 @@ In ``GPUCTL_ROUND_DIR``:
 - ``aware.<local_rank>``: this worker writes its last checkpoint itself when it gets SIGTERM.
 - ``deadline``: written by the agent before it asks the workers to stop: when it will kill them, in seconds on this
   machine's monotonic clock.
+- ``tiers``: written by the agent before the workers start: where nearer copies of the last checkpoint are and go (see
+  ``tiers``).
 - ``drained.<local_rank>``: it did so, and its exit code 0 does not mean that the training is over.
 
 A worker is asked to stop (a notice, a changed world, a cancelled job) by SIGTERM, and is killed when the time is up.
@@ -38,6 +40,7 @@ METRICS = "metrics.jsonl"
 AWARE = "aware"
 DRAINED = "drained"
 DEADLINE = "deadline"
+TIERS = "tiers"
 
 
 @dataclass(frozen=True, slots=True)

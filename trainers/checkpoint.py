@@ -46,6 +46,7 @@ from gpuctl.trainers.saving import Reason, Save, Saver, say
 from gpuctl.trainers.shares import Holders, Share, outline, share_of
 from gpuctl.trainers.staging import Staging, lay
 from gpuctl.trainers.state import Contents, State, Targets, contents_of
+from gpuctl.trainers.tiers import Tiers
 from gpuctl.trainers.uploading import Limits, Uploader
 from gpuctl.trainers.world import World
 
@@ -103,6 +104,7 @@ class Checkpointer:
         self._group: dist.ProcessGroup | None = None
         self._commits: Commits | None = None
         self._saver: Saver | None = None
+        self._tiers: Tiers | None = None
         self._buffers = [Staging() for _ in range(_BUFFERS)]
         self._shares: dict[str, Share] = {}
         self._kept_step: int | None = None
@@ -365,13 +367,15 @@ class Checkpointer:
                 threading.Thread(target=self._read_losses, args=(self._context,), daemon=True).start()
         number, entries, mark = self._on_rank0(lambda commits: (*commits.begin(), secrets.token_hex(2)))
         if self._saver is None:
-            self._saver = Saver(number, mark, self._commits, Uploader(store, self._limits))
+            if self._own and self._context is not None:
+                self._tiers = Tiers.of(self._context, say)
+            self._saver = Saver(number, mark, self._commits, Uploader(store, self._limits), self._tiers)
         return entries
 
     def _load(self, store: PartStore, entry: CheckpointEntry, state: State) -> None:
         """Raises, on every rank, what it raised on any; ``Damaged`` gives way to any other error."""
         rank = World.now().rank
-        parts = Parts([BucketSource(store)])
+        parts = Parts([*(self._tiers.sources(entry) if self._tiers else []), BucketSource(store)])
         loading: list[tuple[Manifest, Targets]] = []
 
         def plan() -> None:
@@ -386,6 +390,8 @@ class Checkpointer:
         targets.finish()
         assert self._saver is not None
         self._saver.based_on(entry, manifest)
+        if self._tiers is not None:
+            say(f"step {entry.step} is restored: {parts.told()}")
 
     def _together(self, call: Callable[[], None]) -> None:
         """``call`` on every rank; if it raised on one, that error is raised on all."""

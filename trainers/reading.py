@@ -39,14 +39,15 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     def read(self, part: Part, low: int, high: int) -> memoryview | None:
-        """Bytes ``[low, high)`` of ``part``, or fewer if it is shorter there; ``None`` if it is not there."""
+        """Bytes ``[low, high)`` of ``part``, or fewer if it is shorter there; ``None`` if it is not there. Good until
+        the same thread reads again."""
         ...
 
 
 class BucketSource:
     """The bucket. ``store`` shows the job's checkpoint folder."""
 
-    name = "bucket"
+    name = "the bucket"
 
     def __init__(self, store: PartStore) -> None:
         self._store = store
@@ -72,8 +73,12 @@ class Parts:
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
         self._lock = threading.Lock()
-        self.served: dict[str, dict[str, int]] = {}
-        """For each key read: how many bytes came from which source."""
+        self.served: dict[str, int] = {}
+        """How many bytes came from which source."""
+
+    def told(self) -> str:
+        """For people: which tier served how much."""
+        return ", ".join(f"{size / 1e6:.1f} MB from {name}" for name, size in self.served.items()) or "nothing to read"
 
     def read(self, part: Part, low: int, high: int) -> memoryview:
         """Bytes ``[low, high)``, which begin and end with a block or the part.
@@ -86,8 +91,7 @@ class Parts:
             fault = "is missing" if data is None else _fault(part, low, high, data)
             if data is not None and not fault:
                 with self._lock:
-                    of_key = self.served.setdefault(part.key, {})
-                    of_key[source.name] = of_key.get(source.name, 0) + len(data)
+                    self.served[source.name] = self.served.get(source.name, 0) + len(data)
                 return data
             wrong = fault
         raise Damaged(f"{part.key} {wrong}")

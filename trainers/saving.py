@@ -25,6 +25,7 @@ from gpuctl.trainers.gathering import Gathering
 from gpuctl.trainers.reports import Report, manifest_of, report_of
 from gpuctl.trainers.shares import Share
 from gpuctl.trainers.staging import Laid, Staging
+from gpuctl.trainers.tiers import Tiers
 from gpuctl.trainers.uploading import CalledOff, Uploader, give_way, persist
 from gpuctl.trainers.world import World
 
@@ -80,11 +81,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Saver:
     """Of one rank. ``commits`` is rank 0's alone."""
 
-    def __init__(self, round_number: int, mark: str, commits: Commits | None, uploader: Uploader) -> None:
+    def __init__(
+        self, round_number: int, mark: str, commits: Commits | None, uploader: Uploader, tiers: Tiers | None = None
+    ) -> None:
         self._round = round_number
         self._mark = mark
         self._commits = commits
         self._uploader = uploader
+        self._tiers = tiers
         self._world = World.now()
         self._gathering = Gathering("save")
         self._lock = threading.Lock()
@@ -100,6 +104,8 @@ class Saver:
         """``entry`` is in the log, so what has not changed since need not be written again."""
         self._known = {(part.size, part.blocks): part for part in manifest.parts}
         self._base = entry.path
+        if self._tiers is not None:
+            self._tiers.restored(entry.path)
 
     def in_flight(self) -> list[Save]:
         with self._lock:
@@ -152,6 +158,8 @@ class Saver:
         save.entry = outcome.entry
         self._known = {(part.size, part.blocks): part for part in report.parts}
         self._base = outcome.entry.path
+        if self._tiers is not None:
+            self._tiers.committed(outcome.entry.path)
         self._tidy()
 
     def _upload(self, save: Save, folder: str) -> Report:
@@ -161,9 +169,12 @@ class Saver:
         def count(size: int) -> None:
             save.uploaded += size
 
+        def copy(part: Part, data: memoryview) -> tuple[str, ...]:
+            return self._tiers.keep(folder, part, data) if self._tiers is not None else ()
+
         try:
             items = zip(keys, views, strict=True)
-            parts = self._uploader.upload(items, self._known, save.called_off, count, save.tell)
+            parts = self._uploader.upload(items, self._known, save.called_off, count, save.tell, copy)
         except CalledOff as error:
             return Report(step=save.step, error=str(error), called_off=True)
         except GpuctlError as error:
@@ -219,6 +230,7 @@ class Saver:
             world=self._world.size,
             reason=save.reason,
             metrics=save.metrics,
+            nodes=tuple(sorted({node for part in manifest.parts for node in part.nodes})),
         )
 
     def _tidy(self) -> None:

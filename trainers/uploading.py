@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from gpuctl.cluster.bucket import PartStore
 from gpuctl.cluster.errors import BadInput, GpuctlError, StoreUnavailable
 from gpuctl.cluster.manifest import Part, blocks_of, digest
@@ -82,14 +84,11 @@ class Pace:
 
 
 class Uploader:
-    """Of one rank. ``copy`` gets each part as well, for a nearer tier; what it raises is its own affair."""
+    """Of one rank."""
 
-    def __init__(
-        self, store: PartStore, limits: Limits, copy: Callable[[str, memoryview], None] = lambda _key, _data: None
-    ) -> None:
+    def __init__(self, store: PartStore, limits: Limits) -> None:
         self._store = store
         self._pace = Pace(limits.upload_bytes_per_s)
-        self._copy = copy
 
     def upload(
         self,
@@ -98,8 +97,10 @@ class Uploader:
         called_off: threading.Event,
         on_bytes: Callable[[int], None] = lambda _: None,
         on_trouble: Callable[[GpuctlError], None] = lambda _: None,
+        copy: Callable[[Part, memoryview], tuple[str, ...]] = lambda _part, _data: (),
     ) -> list[Part]:
-        """The parts, in the order given, once they are all in the bucket. ``on_bytes`` hears of each that is.
+        """The parts, in the order given, once they are all in the bucket. ``on_bytes`` hears of each that is; ``copy``
+        gets each for a nearer tier, and returns the nodes that have it.
 
         Raises ``StoreError`` if the store refuses one, ``CalledOff``.
         """
@@ -108,14 +109,16 @@ class Uploader:
             key, data = item
             part = Part(key, len(data), tuple(digest(data[low:high]) for low, high in blocks_of(len(data))))
             there = known.get((part.size, part.blocks))
-            if there is None:
+            if there is not None:
+                part = Part(there.key, there.size, there.blocks)
+            else:
                 if called_off.wait(self._pace.delay_s(part.size)):
                     self._pace.give_back(part.size)
                     raise CalledOff(f"the upload of {key} was called off")
                 persist(lambda: self._store.put(key, data), called_off, on_trouble)
-            self._copy((there or part).key, data)
+            nodes = copy(part, data)
             on_bytes(part.size)
-            return there or part
+            return msgspec.structs.replace(part, nodes=nodes)
 
         return in_threads(put, keys_and_data, THREADS)
 

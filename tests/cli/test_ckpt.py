@@ -90,12 +90,25 @@ def test_ls_as_json_has_all_of_it(saved: WrittenCluster) -> None:
     told = json.loads(saved.run("ckpt", "ls", "-o", "json").stdout)
     assert (told["job"], told["files"]) == (JOB, None)
     first, second = told["checkpoints"]
-    assert (first["step"], first["round"], first["reason"], first["tier"]) == (100, 1, "interval", "bucket")
+    assert (first["step"], first["round"], first["reason"], first["nodes"]) == (100, 1, "interval", [])
     assert (first["whole"], first["faults"], first["metrics"]) == (True, [], {"loss": 0.5})
     assert 0 <= first["age_s"] < 60
     assert first["bytes"] == listed(saved)[0].bytes
     assert second["whole"] is False
     assert second["faults"] == [f"{second['path']}/manifest.json is not what was written"]
+
+
+def test_ls_tells_which_nodes_have_copies_of_the_last_one(written: WrittenCluster) -> None:
+    job = written.submit().job
+    written.round(job, 1, ("node-0", "node-1"))
+    written.maker(job).save(100, STATE, nodes=("node-0", "node-1"))
+    written.maker(job).save(200, STATE, nodes=("node-0", "node-1", "node-9"), attempt=2)
+    tiers = [re.split(r"\s{2,}", line.strip())[7] for line in written.run("ckpt", "ls").stdout.splitlines()]
+    assert tiers == ["TIER", "bucket", "2 nodes, bucket"]
+    told = json.loads(written.run("ckpt", "ls", "-o", "json").stdout)
+    assert [one["nodes"] for one in told["checkpoints"]] == [[], ["node-0", "node-1"]]
+    written.end(job, 2, Outcome(result="succeeded", exit_code=0))
+    assert "2 nodes" not in written.run("ckpt", "ls").stdout, "they clear their disks"
 
 
 def test_ls_says_what_a_damaged_one_lacks(saved_anywhere: WrittenCluster) -> None:

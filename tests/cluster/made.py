@@ -61,6 +61,7 @@ class Maker:
         reason: Literal["asked", "interval", "notice"] = "interval",
         metrics: dict[str, float] | None = None,
         at: float | None = None,
+        nodes: tuple[str, ...] = (),
     ) -> CheckpointEntry:
         """One of round ``number``. Parts that are as in ``base`` are not written again."""
         manifest, written = self.write(step, state, number, attempt, base)
@@ -75,6 +76,7 @@ class Maker:
             at=time.time() if at is None else at,
             reason=reason,
             metrics=metrics or {},
+            nodes=nodes,
         )
         commits = Commits(self.store, number, Retention(last=None))
         commits.begin()
