@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from gpuctl.cluster.bucket import PartStore
 from gpuctl.cluster.errors import Damaged, StoreError
 from gpuctl.cluster.manifest import BLOCK_BYTES, Chunk, Manifest, Part, Piece, digest
+from gpuctl.trainers.raw import flat_bytes, is_plain
 from gpuctl.trainers.state import dtype_of
 
 THREADS = 8
@@ -203,9 +204,8 @@ def _slabs(base: int, box: _Box, target: torch.Tensor, dtype: torch.dtype) -> It
     row = prod(box.sizes[1:]) * dtype.itemsize
     low, count = base + box.offsets[0] * row, box.lengths[0]
     whole_rows = box.sizes[1:] == box.lengths[1:]
-    if whole_rows and target.is_contiguous() and target.device.type == "cpu":
-        flat = target.reshape(-1).view(torch.uint8)
-        yield from _cut(low, flat)
+    if whole_rows and is_plain(target) and target.device.type == "cpu":
+        yield from _cut(low, flat_bytes(target))
     elif row > BLOCK_BYTES and len(box.sizes) > 1:
         for i in range(count):
             yield from _slabs(low + i * row, box.inner(), target[i], dtype)

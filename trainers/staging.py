@@ -16,6 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gpuctl.cluster.manifest import Piece
+from gpuctl.trainers.raw import flat_bytes
 from gpuctl.trainers.shares import ALIGN, Share, Slice
 from gpuctl.trainers.state import Contents
 
@@ -127,8 +128,7 @@ class Staging:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    flat = local.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8)
+    return flat_bytes(local.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def _clear(view: memoryview, laid: Laid) -> None:
