@@ -2,7 +2,7 @@
 
 What torch plans to load is a list of boxes of stored chunks. A box is cut into *slabs* of consecutive bytes; the slabs
 of one part are read together, so that many small tensors cost one request. At any time ``threads`` reads of at most one
-part each are in memory, and besides only slabs that lie across two parts.
+part each are in memory, and besides only slabs that lie across two pieces of what is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import Protocol
@@ -39,9 +38,9 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
-    def read(self, part: Part, low: int, high: int) -> memoryview | None:
-        """Bytes ``[low, high)`` of ``part``, or fewer if it is shorter there; ``None`` if it is not there. Good until
-        the same thread reads again."""
+    def read(self, part: Part, low: int, high: int) -> Iterator[memoryview]:
+        """Bytes ``[low, high)`` of ``part`` in pieces that end with a block, or fewer if there are no more. Each piece
+        is good until the next one is asked for."""
         ...
 
 
@@ -53,19 +52,19 @@ class BucketSource:
     def __init__(self, store: PartStore) -> None:
         self._store = store
 
-    def read(self, part: Part, low: int, high: int) -> memoryview | None:
+    def read(self, part: Part, low: int, high: int) -> Iterator[memoryview]:
+        """In one piece: each request has its price."""
         try:
-            return self._store.get_range(part.key, low, high)
+            yield self._store.get_range(part.key, low, high)
         except FileNotFoundError:
-            return None
+            return
         except StoreError:
             # Stores differ in how they refuse a range past the end.
             whole = self._store.get(part.key)
-            if whole is None:
-                return None
-            if len(whole) >= high:
-                raise
-            return memoryview(whole)[low:]
+            if whole is not None:
+                if len(whole) >= high:
+                    raise
+                yield memoryview(whole)[low:]
 
 
 class Parts:
@@ -81,30 +80,37 @@ class Parts:
         """For people: which tier served how much."""
         return ", ".join(f"{size / 1e6:.1f} MB from {name}" for name, size in self.served.items()) or "nothing to read"
 
-    def read(self, part: Part, low: int, high: int) -> memoryview:
-        """Bytes ``[low, high)``, which begin and end with a block or the part.
+    def read(self, part: Part, low: int, high: int) -> Iterator[tuple[int, memoryview]]:
+        """Bytes ``[low, high)``, which begin and end with a block or the part, piece by piece, each with where it
+        begins. A piece is good until the next one is asked for.
 
         Raises ``Damaged`` if no source has them as they were written, ``StoreUnavailable`` if the bucket is away.
         """
-        wrong = ""
+        at, fault = low, ""
         for source in self._sources:
-            data = source.read(part, low, high)
-            fault = "is missing" if data is None else _fault(part, low, high, data)
-            if data is not None and not fault:
-                with self._lock:
-                    self.served[source.name] = self.served.get(source.name, 0) + len(data)
-                return data
-            wrong = fault
-        raise Damaged(f"{part.key} {wrong}")
+            fault = "is missing"
+            for piece in source.read(part, at, high):
+                good, fault = _verified(part, at, min(high, at + len(piece)), piece)
+                if good:
+                    with self._lock:
+                        self.served[source.name] = self.served.get(source.name, 0) + good
+                    yield at, piece[:good]
+                    at += good
+                if fault:
+                    break
+            if at == high:
+                return
+        raise Damaged(f"{part.key} {fault or 'is cut short'}")
 
 
-def _fault(part: Part, low: int, high: int, data: memoryview) -> str:
-    if len(data) != high - low:
-        return "is cut short"
+def _verified(part: Part, low: int, high: int, data: memoryview) -> tuple[int, str]:
+    """How many bytes of ``data``, which begins with a block, are as they were written; and what is wrong then."""
     for at in range(low, high, BLOCK_BYTES):
-        if digest(data[at - low : at - low + BLOCK_BYTES]) != part.blocks[at // BLOCK_BYTES]:
-            return "is not what was written"
-    return ""
+        block = data[at - low : at - low + BLOCK_BYTES]
+        if digest(block) != part.blocks[at // BLOCK_BYTES]:
+            cut = len(block) < min(BLOCK_BYTES, part.size - at)
+            return at - low, "is cut short" if cut else "is not what was written"
+    return high - low, ""
 
 
 def read_value(manifest: Manifest, name: str, parts: Parts) -> bytes | None:
@@ -115,8 +121,8 @@ def read_value(manifest: Manifest, name: str, parts: Parts) -> bytes | None:
     data = bytearray()
     for piece in pieces:
         part = manifest.parts[piece.part]
-        low, high = _blocks(part, piece.at, piece.at + piece.size)
-        data += parts.read(part, low, high)[piece.at - low : piece.at - low + piece.size]
+        for at, read in parts.read(part, *_blocks(part, piece.at, piece.at + piece.size)):
+            data += read[max(0, piece.at - at) : max(0, piece.at + piece.size - at)]
     return bytes(data)
 
 
@@ -161,17 +167,23 @@ class _Box:
 
 @dataclass(slots=True)
 class _Slab:
-    """Consecutive bytes ``[low, high)`` of a chunk, and what to do with them."""
+    """Consecutive bytes ``[low, high)`` of a chunk, and what to do with them: they go to ``flat`` as they are, or to
+    ``apply`` once they are all there."""
 
     low: int
     high: int
-    apply: Callable[[torch.Tensor], None]
+    apply: Callable[[torch.Tensor], None] | None = None
+    flat: torch.Tensor | None = None
     missing: int = 0
     buffer: torch.Tensor | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def deliver(self, at: int, data: torch.Tensor) -> None:
         """Bytes of the slab from its byte ``at`` on."""
+        if self.flat is not None:
+            self.flat[at : at + data.numel()].copy_(data)
+            return
+        assert self.apply is not None
         if data.numel() == self.high - self.low:
             self.apply(data)
             return
@@ -221,7 +233,7 @@ def _cut(low: int, flat: torch.Tensor) -> Iterator[_Slab]:
     """Bytes that go where they go as they are: in any pieces."""
     for first in range(0, flat.numel(), BLOCK_BYTES):
         part = flat[first : first + BLOCK_BYTES]
-        yield _Slab(low + first, low + first + part.numel(), partial(_fill, part))
+        yield _Slab(low + first, low + first + part.numel(), flat=part)
 
 
 def _narrowed(rows: _Box, target: torch.Tensor, dtype: torch.dtype) -> Callable[[torch.Tensor], None]:
@@ -264,10 +276,17 @@ def _runs(wants: list[_Want]) -> Iterator[list[_Want]]:
 
 def _read(part: Part, run: list[_Want], parts: Parts) -> None:
     low, high = _blocks(part, run[0].piece.at, max(want.piece.at + want.piece.size for want in run))
-    data = torch.frombuffer(parts.read(part, low, high), dtype=torch.uint8)
-    for want in run:
-        begin = want.piece.at - low
-        want.slab.deliver(want.at, data[begin : begin + want.piece.size])
+    done = 0
+    for at, piece in parts.read(part, low, high):
+        data, end = torch.frombuffer(piece, dtype=torch.uint8), at + len(piece)
+        for want in run[done:]:
+            begin = max(at, want.piece.at)
+            if begin >= end:
+                break
+            if (size := min(end, want.piece.at + want.piece.size) - begin) > 0:
+                want.slab.deliver(want.at + begin - want.piece.at, data[begin - at : begin - at + size])
+        while done < len(run) and run[done].piece.at + run[done].piece.size <= end:
+            done += 1
 
 
 def _blocks(part: Part, low: int, high: int) -> tuple[int, int]:

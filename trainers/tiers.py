@@ -11,14 +11,15 @@ import http.client
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from gpuctl.cluster import tiers
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.cluster.manifest import Part
+from gpuctl.cluster.manifest import BLOCK_BYTES, Part
 from gpuctl.cluster.records import CheckpointEntry
 from gpuctl.cluster.tiers import TierMap
 from gpuctl.cluster.worker import TIERS, WorkerContext
@@ -102,9 +103,11 @@ class Tiers:
         assert self._map.neighbour is not None
         what, status = f"{save}/{part.key.replace('/', '+')}", 0
         if self._last is not None and not part.key.startswith(f"{save}/"):  # an earlier save has written it
-            status, _ = self._lines.ask(self._map.neighbour, "PUT", what, {"X-Same-As": self._last})
+            with self._lines.ask(self._map.neighbour, "PUT", what, {"X-Same-As": self._last}) as answer:
+                status = answer.status
         if status != 201:
-            status, _ = self._lines.ask(self._map.neighbour, "PUT", what, {}, data)
+            with self._lines.ask(self._map.neighbour, "PUT", what, {}, data) as answer:
+                status = answer.status
         if status != 201:
             raise OSError("its disk is full" if status == 507 else f"it answered {status}")
 
@@ -119,18 +122,17 @@ class DiskSource:
         self._save = save
         self._rooms = rooms
 
-    def read(self, part: Part, low: int, high: int) -> memoryview | None:
+    def read(self, part: Part, low: int, high: int) -> Iterator[memoryview]:
         """See ``reading.Source``."""
+        room = _room(self._rooms)
         try:
             with tiers.path_of(self._folder, self._save, part.key).open("rb", buffering=0) as file:
-                view = _room(self._rooms, high - low)
                 file.seek(low)
-                done = 0
-                while done < len(view) and (count := file.readinto(view[done:])):
-                    done += count
-                return view[:done]
+                while low < high and (size := _fill(room[: high - low], file.readinto)):
+                    yield room[:size]
+                    low += size
         except (OSError, GpuctlError):
-            return None
+            return  # the next source has it, or names what is missing
 
 
 class PeerSource:
@@ -143,18 +145,17 @@ class PeerSource:
         self._rooms = rooms
         self._silent = False
 
-    def read(self, part: Part, low: int, high: int) -> memoryview | None:
+    def read(self, part: Part, low: int, high: int) -> Iterator[memoryview]:
         """See ``reading.Source``."""
         if self._silent or self.name not in part.nodes:
-            return None
-        what, wanted = f"{self._save}/{part.key.replace('/', '+')}", {"Range": f"bytes={low}-{high - 1}"}
-        room = _room(self._rooms, high - low)
+            return
+        room, wanted = _room(self._rooms), {"Range": f"bytes={low}-{high - 1}"}
         try:
-            status, size = self._lines.ask(self.name, "GET", what, wanted, into=room)
+            with self._lines.ask(self.name, "GET", f"{self._save}/{part.key.replace('/', '+')}", wanted) as answer:
+                while answer.status == 206 and (size := _fill(room, answer.readinto)):
+                    yield room[:size]
         except (OSError, http.client.HTTPException):
             self._silent = True  # the other threads do not wait for it as well
-            return None
-        return room[:size] if status == 206 else None
 
 
 class _Lines:
@@ -165,38 +166,39 @@ class _Lines:
         self._silent_s = silent_s
         self._open = threading.local()
 
+    @contextmanager
     def ask(
-        self,
-        node: str,
-        method: str,
-        what: str,
-        headers: dict[str, str],
-        body: memoryview | None = None,
-        into: memoryview | None = None,
-    ) -> tuple[int, int]:
-        """The status, and how many bytes of the answer came ``into`` there. Raises ``OSError``, ``HTTPException``."""
+        self, node: str, method: str, what: str, headers: dict[str, str], body: memoryview | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer, while it may be read. Raises ``OSError``, ``HTTPException``."""
         lines: dict[str, http.client.HTTPConnection] = self._open.__dict__
         line = lines.get(node) or http.client.HTTPConnection(self._map.places[node], timeout=self._silent_s)
         lines[node] = line
+        whole = False
         try:
             told = {**headers, "Authorization": f"Bearer {self._map.token}", "Content-Length": str(len(body or b""))}
             line.request(method, f"/{self._map.job}/{what}", body, told)
-            with line.getresponse() as answer:
-                size = 0
-                if into is not None and answer.status == 206:
-                    while size < len(into) and (count := answer.readinto(into[size:])):
-                        size += count
-                answer.read()
-                return answer.status, size
-        except (OSError, http.client.HTTPException):
-            line.close()
-            lines.pop(node, None)
-            raise
+            answer = line.getresponse()
+            yield answer
+            answer.read()
+            whole = True
+        finally:
+            if not whole:  # what remains of it would be taken for the next answer
+                line.close()
+                lines.pop(node, None)
 
 
-def _room(rooms: threading.local, size: int) -> memoryview:
-    """This thread's memory, of ``size`` bytes."""
+def _room(rooms: threading.local) -> memoryview:
+    """This thread's memory for one block: small enough to stay in the processor's cache, and touched already."""
     room: bytearray | None = getattr(rooms, "data", None)
-    if room is None or len(room) < size:
-        room = rooms.data = bytearray(size)
-    return memoryview(room)[:size]
+    if room is None:
+        room = rooms.data = bytearray(BLOCK_BYTES)
+    return memoryview(room)
+
+
+def _fill(room: memoryview, readinto: Callable[[memoryview], int | None]) -> int:
+    """How many bytes came: less than there is room only at the end."""
+    done = 0
+    while done < len(room) and (count := readinto(room[done:])):
+        done += count
+    return done

@@ -42,6 +42,11 @@ def test_weights_after_losing_and_regaining_nodes_are_those_of_an_undisturbed_ru
     cluster.run("preempt", other, "--notice", "20", "--replace-after", "0")
     _succeeded(cluster, job)
     assert len({r.number for r in cluster.history(job) if r.phase == "run"}) == 3
+    restores = [line for line in cluster.run("logs", job).stdout.splitlines() if " is restored: " in line]
+    assert len(restores) >= 2 + 2, "by each node in each round"
+    assert any("MB from this node" in line for line in restores)
+    assert not any("from the bucket" in line for line in restores), "the nodes' disks have all of it"
+    cluster.wait(lambda: not list(cluster.state.rglob("tier/*/*")), "a job that is over leaves no copies")
     weights, other_weights = torch.load(calm), torch.load(rough)
     assert weights.keys() == other_weights.keys()
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)

@@ -20,9 +20,8 @@ from tests.bench.checkpoint.disturbance import gil_stall, step_p99  # noqa: E402
 from tests.bench.checkpoint.field import Field  # noqa: E402
 from tests.bench.checkpoint.memory import memory  # noqa: E402
 from tests.bench.checkpoint.replicas import four_ranks  # noqa: E402
+from tests.bench.checkpoint.survivors import survivors  # noqa: E402
 from tests.bench.checkpoint.transfers import Transfers, blocked  # noqa: E402
-from tests.bench.settings import Settings  # noqa: E402
-from tests.bench.table import Row  # noqa: E402
 
 
 def main() -> None:
@@ -37,16 +36,11 @@ def main() -> None:
             "gil_stall": lambda settings: gil_stall(field, settings),
             "memory": lambda settings: memory(field, settings),
             "four_ranks": lambda settings: four_ranks(field, settings),
-            "survivors": survivors,
+            "survivors": lambda settings: survivors(field, settings),
         }
         options = session.parsed(__doc__, rows, ROOT / "build" / "bench-checkpoint.json", fast_runs=1)
         code = session.run(options, rows)
     sys.exit(code)
-
-
-def survivors(_: Settings) -> list[Row]:
-    """Restore of the survivors after one node's loss, from the local tier and from the bucket."""
-    return [Row("survivors", "not measured: there is no local tier yet", None, "", ">= 5 x faster", None)]
 
 
 if __name__ == "__main__":

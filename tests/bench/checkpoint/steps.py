@@ -1,8 +1,9 @@
 """What a training thread feels while a save is in flight: its steps, and the interpreter's lock.
 
 The training thread has one core for itself; the contender's threads share another one with the server, which yields to
-them (see ``storage.Server.on_core``). A machine that trains has cores for all of them, where two must do here; so this measures what a
-save does to the training by the interpreter's lock and the memory bus, and not what a lack of cores does.
+them (see ``storage.Server.on_core``). A machine that trains has cores for all of them, where two must do here; so this
+measures what a save does to the training by the interpreter's lock and the memory bus, and not what a lack of cores
+does.
 """
 
 from __future__ import annotations
