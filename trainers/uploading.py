@@ -158,12 +158,12 @@ def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list
     def work() -> None:
         give_way()
         while True:
-            with lock:
-                numbered = next(waiting, None)
+            try:
+                with lock:
+                    numbered = next(waiting, None)
                 if numbered is None or failures:
                     return
-            number, item = numbered
-            try:
+                number, item = numbered
                 results[number] = call(item)
             except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
                 failures.append(error)

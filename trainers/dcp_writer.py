@@ -1,0 +1,228 @@
+"""Commits what torch.distributed.checkpoint saves (see ``dcp``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, StorageWriter
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
+
+from gpuctl.cluster.bucket import PartStore
+from gpuctl.cluster.commits import folder_of
+from gpuctl.cluster.errors import BadInput, Damaged, GpuctlError, StoreError, StoreUnavailable
+from gpuctl.cluster.records import CheckpointEntry
+from gpuctl.cluster.retention import Retention
+from gpuctl.trainers.cargo import Cargo, Goods, part_bytes
+from gpuctl.trainers.flattening import documents_of
+from gpuctl.trainers.places import Place, place_of, step_of
+from gpuctl.trainers.plain import pack
+from gpuctl.trainers.reports import Report, manifest_of, report_of
+from gpuctl.trainers.saving import say
+from gpuctl.trainers.shares import Box, Share
+from gpuctl.trainers.staging import lay
+from gpuctl.trainers.stretches import Dealt, box_of, deal, held, stretches_of
+from gpuctl.trainers.uploading import Limits, Uploader, persist
+
+T = TypeVar("T")
+
+
+class BucketWriter(StorageWriter):
+    """Commits what ``dcp.save`` or ``dcp.async_save`` saves as the checkpoint of ``step``, a count of optimizer steps.
+
+    ``url`` is a bucket URL or a local path; by default it is the job's own folder in the cluster's bucket, and the
+    commit is then fenced by the job's round. Elsewhere a process takes a round of its own with its first save there.
+    ``store`` takes the place of ``url`` where a program has its own.
+
+    ``keep`` is how many checkpoints stay, or a ``Retention``; by default all do. ``metrics`` are kept with it, for
+    ``Retention.best``. A checkpoint of the same or a later step is replaced. ``dcp.save(checkpoint_id="200")`` with the
+    same writer saves another step.
+
+    DCP raises a ``CheckpointException`` on all ranks, with our errors as its ``failures``: ``Fenced`` if a newer round
+    has begun, ``BadInput`` naming what cannot be kept, ``StoreError`` if the bucket refuses. One that is away is waited
+    for.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        step: int | None = None,
+        keep: int | Retention | None = None,
+        metrics: Mapping[str, float] | None = None,
+        limits: Limits | None = None,
+        store: PartStore | None = None,
+    ) -> None:
+        self._url = url
+        self._given = None if store is None else Place(store)
+        self._step = None if step is None else step_of(step)
+        self._retention = keep if isinstance(keep, Retention) else Retention(last=keep)
+        self._metrics = dict(metrics or {})
+        self._limits = limits or Limits()
+        self._rank = 0
+        self._begun = 0.0
+        self._folder = ""
+        self._told = False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self._step = step_of(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return os.fspath(checkpoint_id).isdecimal()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("use_collectives", True):
+            raise BadInput("without collectives nobody knows when all ranks are done", "leave use_collectives as it is")
+        if self._step is None:
+            raise BadInput("there is no step to save this as", "use BucketWriter(url, step=…)")
+        self._rank = kwargs.get("rank", 0)
+        self._begun = time.monotonic()
+        self._told = False
+        if is_coordinator:
+            self._outlast(lambda: self._place().begin(self._retention))
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return dataclasses.replace(plan, storage_data=held(plan))
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        dealt = deal(plans, [plan.storage_data or () for plan in plans])
+        return [dataclasses.replace(plan, storage_data=of) for plan, of in zip(plans, dealt, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        place = self._place()
+        # A folder of each rank's own: a plan that DCP has cached would tell of that of an earlier save.
+        self._folder = folder_of(self._now(), self._outlast(place.round), secrets.token_hex(4), 0)
+        # With cached plans, ranks may go by plans of different saves, which do not share a cut.
+        dealt: Dealt | None = None if getattr(planner, "_enable_plan_caching", False) else plan.storage_data
+        goods: list[Goods] = []
+        indices: list[MetadataIndex] = []
+        for stretch in stretches_of(plan, dealt):
+            found = partial(_found, planner, stretch.item)
+            goods.append(Goods(stretch.item.index.fqn, box_of(stretch.item), stretch.low, stretch.high, found))
+            indices.append(stretch.item.index)
+        results = []
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                value, own = _value(planner, item.index)
+                goods += own
+                indices += [item.index] * len(own)
+                results.append(WriteResult(item.index, 0, _Value(value)))
+        cargo = Cargo(goods, part_bytes(self._limits))
+        parts = self._uploader(place).upload(
+            cargo.parts(f"{self._folder}/{self._rank:05d}"), {}, threading.Event(), on_trouble=self._tell
+        )
+        for one, index, report in zip(goods, indices, cargo.reports(self._now(), parts), strict=True):
+            results.append(WriteResult(index, one.high - one.low, report))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        place = self._place()
+        told = [result for of_rank in results for result in of_rank]
+        values = {result.index.fqn: result.storage_data.skeleton for result in told if _is_value(result)}
+        reports = [result.storage_data for result in told if not _is_value(result)]
+        manifest = manifest_of([*reports, self._documents(place, documents_of(metadata, values))])
+        entry = CheckpointEntry(
+            step=self._now(),
+            round=place.round(),
+            path=self._folder,
+            digest="",
+            bytes=sum(part.size for part in manifest.parts),
+            written=sum(part.size for part in manifest.parts),
+            world=len(results),
+            at=time.time(),
+            took_s=round(time.monotonic() - self._begun, 3),
+            metrics=self._metrics,
+        )
+        self._outlast(lambda: place.commit(entry, manifest, self._retention))
+        try:
+            place.tidy(self._retention)
+        except (StoreError, StoreUnavailable, Damaged) as error:
+            say(f"old checkpoints could not be deleted yet: {error}")
+
+    def _documents(self, place: Place, documents: dict[str, bytes]) -> Report:
+        """Written by the coordinator."""
+        share = Share({}, (), tuple(documents), {})
+        laid = lay(share, documents)
+        data = bytearray(laid.size)
+        for name, at, size in laid.values:
+            data[at : at + size] = documents[name]
+        view = memoryview(data)
+        items = ((f"{self._folder}/values-{n:04d}", view[low:high]) for n, (low, high) in enumerate(laid.parts()))
+        parts = self._uploader(place).upload(items, {}, threading.Event(), on_trouble=self._tell)
+        return report_of(self._now(), share, laid, parts)
+
+    def _now(self) -> int:
+        assert self._step is not None, "set_up_storage_writer has seen to it"
+        return self._step
+
+    def _place(self) -> Place:
+        # Not kept: DCP hands a writer to another process where that one saves.
+        return self._given or place_of(self._url)
+
+    def _uploader(self, place: Place) -> Uploader:
+        return Uploader(place.store, self._limits)
+
+    def _outlast(self, call: Callable[[], T]) -> T:
+        return persist(call, threading.Event(), self._tell)
+
+    def _tell(self, error: GpuctlError) -> None:
+        """That the bucket is away is worth one line."""
+        if not self._told:
+            self._told = True
+            say(f"the checkpoint of step {self._step} has to wait: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a rank tells of an item that is no tensor; of one that is, it tells a ``Report``."""
+
+    skeleton: Any
+
+
+def _is_value(result: WriteResult) -> bool:
+    return isinstance(result.storage_data, _Value)
+
+
+def _found(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
+    found = planner.resolve_data(item)
+    assert isinstance(found, torch.Tensor), "an item that is no value is a tensor"
+    return found
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _value(planner: SavePlanner, index: MetadataIndex) -> tuple[Any, list[Goods]]:
+    """The skeleton of a value, and the tensors and arrays within it."""
+    if not isinstance(planner, DefaultSavePlanner):
+        raise BadInput(
+            f"{index.fqn!r} of the state to save is no tensor, and only a DefaultSavePlanner tells its value",
+            "derive the planner from DefaultSavePlanner",
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = pack(planner.lookup_object(index), index.fqn, tensors)
+    goods = []
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            raise BadInput(f"{name!r} of the state to save is a shard within a value", "keep it in a dict or a list")
+        shape = tuple(tensor.shape)
+        box = Box(str(tensor.dtype).removeprefix("torch."), shape, (0,) * len(shape), shape)
+        goods.append(Goods(name, box, 0, box.bytes, partial(_itself, tensor)))
+    return skeleton, goods

@@ -1,0 +1,103 @@
+"""The checkpoint folder that a process reads or writes, and the round that it is in there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import PartStore, open_bucket, probe
+from gpuctl.cluster.commits import Commits, ledger_of
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.manifest import Manifest
+from gpuctl.cluster.records import CheckpointEntry
+from gpuctl.cluster.retention import Retention
+from gpuctl.cluster.worker import WorkerContext
+
+_PATIENCE_S = 60.0
+_TIMEOUT_S = 300.0
+"""For one request: a part of 64 MiB takes its time on a slow line."""
+
+_opening = threading.Lock()
+_opened: dict[tuple[str, int | None], Place] = {}
+
+
+class Place:
+    """As this process sees it. In the job's own folder the round is the job's; anywhere else the process takes a new
+    one with its first save, and keeps it. Thread-safe."""
+
+    def __init__(self, store: PartStore, number: int | None = None) -> None:
+        self.store = store
+        self._is_own = number is not None
+        self._number = number
+        self._proven = self._is_own
+        self._lock = threading.Lock()
+        self._commits: dict[Retention, Commits] = {}
+
+    def begin(self, retention: Retention) -> None:
+        """The coordinator's part of the beginning of a save: raise the fence. Raises ``Fenced``, and ``StoreError`` for
+        a store that cannot decide."""
+        with self._lock:
+            if not self._proven:
+                probe(self.store)
+                self._proven = True
+            commits = self._commits.setdefault(retention, Commits(self.store, self._number, retention))
+            self._number, _ = commits.begin()
+
+    def round(self) -> int:
+        """Once the coordinator has begun, also where that is another process."""
+        with self._lock:
+            if self._number is None:
+                log = ledger_of(self.store).read().value
+                self._number = log.fence if log else 0
+            return self._number
+
+    def entries(self) -> tuple[CheckpointEntry, ...]:
+        """What is committed, oldest first. A job that looks for what to restore raises its fence first, so that nothing
+        older is committed any more. Raises ``Fenced``."""
+        if self._is_own:
+            return Commits(self.store, self._number, Retention(last=None)).begin()[1]
+        log = ledger_of(self.store).read().value
+        return log.entries if log else ()
+
+    def commit(self, entry: CheckpointEntry, manifest: Manifest, retention: Retention) -> CheckpointEntry:
+        """Raises what ``Commits.commit`` does."""
+        with self._lock:
+            return self._commits[retention].commit(entry, manifest)
+
+    def tidy(self, retention: Retention) -> None:
+        """Raises what ``Commits.tidy`` does."""
+        with self._lock:
+            self._commits[retention].tidy()
+
+
+def place_of(url: str | None) -> Place:
+    """The one at ``url``, a bucket URL or a local path; ``None``: the job's own. The same each time.
+
+    Raises ``BadInput`` if there is no job.
+    """
+    context = WorkerContext.from_env()
+    own = None
+    if context is not None:
+        bucket = open_bucket(context.bucket, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
+        own = bucket.at(layout.checkpoints(context.job))
+    if url is not None:
+        found = open_bucket(
+            url if "://" in url else Path(url).absolute().as_uri(), patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S
+        )
+    elif own is not None:
+        found = own
+    else:
+        raise BadInput("outside of a gpuctl job there is no folder for checkpoints", "give the URL of one")
+    number = context.round if context is not None and own is not None and found.url == own.url else None
+    with _opening:
+        return _opened.setdefault((found.url, number), Place(found, number))
+
+
+def step_of(checkpoint_id: object) -> int:
+    """A checkpoint is known by its step. Raises ``BadInput`` for what is none."""
+    text = str(os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id)
+    if not text.isdecimal():
+        raise BadInput(f"{text!r} is not a number of optimizer steps", "checkpoints are known by their step: 0 or more")
+    return int(text)
