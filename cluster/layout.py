@@ -15,7 +15,7 @@
     jobs/<job>/metrics/<round>/<node>/<n>.jsonl
     jobs/<job>/tensorboard/<round>-<node>/…    event files
     jobs/<job>/checkpoints/ledger/<version>    ledger of CheckpointLog
-    jobs/<job>/checkpoints/<step>-r<round>/…   their files
+    jobs/<job>/checkpoints/<step>-r<round>…/…  their parts and manifests
     jobs/<job>/files/ledger/<version>          ledger of FileLog: what scripts wrote under $GPUCTL_CHECKPOINT_DIR
     jobs/<job>/files/blobs/<sha256>-r<round>…  the content of those files
 """
