@@ -90,7 +90,7 @@ class Saver:
         self._uploader = uploader
         self._tiers = tiers
         self._world = World.now()
-        self._gathering = Gathering("save")
+        self._gathering = Gathering(f"save/{mark}")  # a process may have several
         self._lock = threading.Lock()
         self._waiting: deque[Save] = deque()
         self._thread: threading.Thread | None = None

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuctl import Checkpointer
 from gpuctl.cluster.bucket import Entry, PartStore, open_bucket
+from gpuctl.cluster.errors import GpuctlError, StoreError
 
 
 class Model(nn.Module):
@@ -177,6 +178,17 @@ def restore_whole(url: str) -> tuple[int | None, dict[str, Tensor], set[int]]:
     return step, dict(model.state_dict()), {int(kept["step"]) for kept in optimizer.state.values()}
 
 
+def save_where_refused_and_here(url: str) -> str:
+    """What became of step 1, in a store that takes no parts, before step 2 is saved to ``url``."""
+    said, state = "", {"weights": torch.ones(3)}
+    try:
+        kept(Checkpointer(store=RefusingStore(open_bucket(f"{url}-refusing"), 0, Path())), 1, state)
+    except GpuctlError as error:
+        said = str(error)
+    kept(Checkpointer(url), 2, state)
+    return said
+
+
 def save_and_stop(url: str, rank: int, nth: int, number: int, mark: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Save steps 1 and 2, and return the states at both. During the second save ``rank`` gets signal ``number``, just
     before its ``nth`` write to the store; the file ``mark`` exists from then on."""
@@ -239,3 +251,10 @@ class StoppingStore:
             if self._left == 0:
                 self._mark.touch()
                 os.kill(os.getpid(), self._number)
+
+
+class RefusingStore(StoppingStore):
+    """A store that takes no parts."""
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        raise StoreError(f"the bucket refuses {len(data)} bytes at {key}")

@@ -186,6 +186,12 @@ def test_a_part_of_the_state_can_be_restored_alone_and_an_optimizer_without_its_
     assert same(other["optimizer"].state_dict(), state["optimizer"].state_dict())
 
 
+def test_of_two_checkpointers_in_one_process_each_hears_of_its_own_saves(file_url: str) -> None:
+    for said in run(2, bodies.save_where_refused_and_here, file_url):
+        assert said.startswith("the checkpoint of step 1 was not written: rank 0: the bucket refuses")
+    assert steps_of(file_url) == [2]
+
+
 def test_the_last_ones_are_kept_and_the_files_of_others_go(bucket_url: str) -> None:
     run(2, bodies.save_some, bucket_url, [1, 2, 3, 4], 2)
     assert steps_of(bucket_url) == [3, 4]
