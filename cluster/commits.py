@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Sequence
 from math import isfinite
 
@@ -28,6 +29,7 @@ from gpuctl.cluster.retention import Retention
 
 _FOLDER = re.compile(r"\d+-r(\d+)[^/]*/")
 _TRIES = 20
+_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
 
 
 class BaseGone(GpuctlError):
@@ -66,14 +68,22 @@ class Commits:
 
         Raises ``Fenced`` if a newer round has begun.
         """
+        pauses = iter(_PAUSES_S)
         while True:
             self._version = self._ledger.read()
             log = self._log()
             self.round = log.fence + 1 if self._wanted is None else self._wanted
             self._check_fence(log)
-            if log.fence == self.round or self._try(replace(log, fence=self.round)):
-                self._wanted = self.round
-                return self.round, self._log().entries
+            try:
+                if log.fence == self.round or self._try(replace(log, fence=self.round)):
+                    self._wanted = self.round
+                    return self.round, self._log().entries
+            except StoreUnavailable:
+                # The client does not repeat a put on a condition whose connection broke. The next look tells.
+                pause_s = next(pauses, None)
+                if pause_s is None:
+                    raise
+                time.sleep(pause_s)
 
     def commit(self, entry: CheckpointEntry, manifest: Manifest, base: str | None = None) -> CheckpointEntry:
         """Write the manifest and make ``entry`` the newest checkpoint; returns it with the manifest's digest. Entries

@@ -14,7 +14,7 @@ from gpuctl.cluster.ledger import Ledger
 from gpuctl.cluster.manifest import MANIFEST, Manifest, Part
 from gpuctl.cluster.records import CheckpointEntry, CheckpointLog
 from gpuctl.cluster.retention import Retention
-from tests.cluster.faults import FaultyStore, Proxy
+from tests.cluster.faults import FaultyStore, Proxy, Trouble
 
 ALL = Retention(last=None)
 
@@ -185,6 +185,16 @@ def test_a_commit_whose_answer_is_lost_is_settled_by_reading(file_url: str) -> N
     assert committed(store) == [(1, 1)]
     commit(commits, 3)
     assert committed(store) == [(1, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("trouble", ["lost", "unheard"])
+def test_a_round_begins_though_the_connection_breaks_as_it_raises_the_fence(file_url: str, trouble: Trouble) -> None:
+    store = open_bucket(file_url)
+    faulty = FaultyStore(store)
+    faulty.trouble("create", trouble)
+    assert Commits(faulty, 4, ALL).begin() == (4, ())
+    with pytest.raises(Fenced):
+        Commits(store, 3, ALL).begin()
 
 
 def test_a_deletion_that_fails_costs_a_line_and_is_done_the_next_time(

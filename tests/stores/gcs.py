@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.etree import ElementTree
@@ -29,10 +30,10 @@ _TOKEN = "test"
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """Yields the server's URL."""
-    with started([sys.executable, "-m", "tests.stores.gcs"], r"^(\d+)$") as port:
-        yield f"http://127.0.0.1:{port}"
+def serving(journal: Path | None = None, port: int = 0) -> Iterator[str]:
+    """Yields the server's URL. With a ``journal`` it begins with what an earlier one had that wrote it."""
+    with started([sys.executable, "-m", "tests.stores.gcs", str(port), str(journal or "")], r"^(\d+)$") as bound:
+        yield f"http://127.0.0.1:{bound}"
 
 
 def create(endpoint: str, bucket: str) -> None:
@@ -50,9 +51,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self) -> None:
-        self.buckets = Buckets()
-        super().__init__(("127.0.0.1", 0), _Exchange)
+    def __init__(self, port: int, journal: str) -> None:
+        self.buckets = Buckets(Path(journal) if journal else None)
+        super().__init__(("127.0.0.1", port), _Exchange)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # a client that gave up
@@ -196,7 +197,7 @@ def _unknown() -> Refusal:
 
 
 if __name__ == "__main__":
-    server = _Server()
+    server = _Server(int(sys.argv[1]), sys.argv[2])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     sys.stdin.read()

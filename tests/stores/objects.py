@@ -1,14 +1,20 @@
-"""Objects in buckets, in memory, with conditional writes: what ``gcs.py`` serves. Threads share one ``Buckets``."""
+"""Objects in buckets, with conditional writes: what ``gcs.py`` serves. Threads share one ``Buckets``.
+
+They are in memory, and in a journal if one is given: what was answered then outlives the process, however it ends.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
+import json
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 PAGE = 10
@@ -62,17 +68,30 @@ class Page(NamedTuple):
 
 @dataclass
 class Buckets:
-    """Every method does what it does at one instant, as seen by the others. All raise ``Refusal``."""
+    """Every method does what it does at one instant, as seen by the others. All raise ``Refusal``.
 
+    ``journal`` has a line for each change but for those of uploads that are under way: these go with the process.
+    """
+
+    journal: Path | None = None
     _buckets: dict[str, dict[str, Object]] = field(default_factory=dict)
     _uploads: dict[str, dict[int, Object]] = field(default_factory=dict)
     """The parts of each upload in parts that is under way."""
     _generations: Iterator[int] = field(default_factory=lambda: itertools.count(time.time_ns() // 1000))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
+    def __post_init__(self) -> None:
+        if self.journal is not None and self.journal.exists():
+            text = self.journal.read_text()
+            whole = text[: text.rfind("\n") + 1]  # of what follows its writer was killed, and answered nothing
+            self.journal.write_text(whole)
+            for line in whole.splitlines():
+                self._replay(*json.loads(line))
+
     def create(self, bucket: str) -> None:
         with self._lock:
             self._buckets.setdefault(bucket, {})
+            self._note(bucket)
 
     def read(self, bucket: str, key: str) -> Object:
         with self._lock:
@@ -89,12 +108,14 @@ class Buckets:
             if generation is not None and generation != there:
                 raise unmet()
             objects[key] = new
+            self._note(bucket, key, new)
             return new
 
     def remove(self, bucket: str, key: str) -> None:
         with self._lock:
             if self._objects(bucket).pop(key, None) is None:
                 raise no_object()
+            self._note(bucket, key)
 
     def page(self, bucket: str, prefix: str, delimiter: str, after: str) -> Page:
         names: dict[str, Object | None] = {}
@@ -134,6 +155,19 @@ class Buckets:
         with self._lock:
             self._parts(upload)
             del self._uploads[upload]
+
+    def _note(self, bucket: str, key: str = "", there: Object | None = None) -> None:
+        """That ``there`` is what lies at ``key`` now, or nothing does; without a key, that there is this bucket."""
+        if self.journal is not None:
+            data = None if there is None else base64.b64encode(there.data).decode()
+            with self.journal.open("a") as file:
+                file.write(json.dumps([bucket, key, data]) + "\n")
+
+    def _replay(self, bucket: str, key: str, data: str | None) -> None:
+        objects = self._buckets.setdefault(bucket, {})
+        objects.pop(key, None)
+        if data is not None:
+            objects[key] = self._object(base64.b64decode(data))
 
     def _object(self, data: bytes) -> Object:
         return Object(data, f'"{hashlib.md5(data).hexdigest()}"', next(self._generations), datetime.now(UTC))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 _READY_WITHIN_S = 60.0
 
@@ -33,3 +34,23 @@ def started(command: Sequence[str], ready: str) -> Iterator[str]:
         finally:
             too_late.cancel()
             server.kill()
+
+
+class Restarted:
+    """A server that is killed and is back at the same port at once. ``serve`` starts it at a port."""
+
+    def __init__(self, serve: Callable[[int], AbstractContextManager[str]]) -> None:
+        self._serve = serve
+        self._life = ExitStack()
+        self.endpoint = self._life.enter_context(serve(0))
+
+    def __enter__(self) -> Restarted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._life.close()
+
+    def restart(self) -> None:
+        """Kill -9, and begin anew."""
+        self._life.close()
+        self._life.enter_context(self._serve(urlsplit(self.endpoint).port or 0))

@@ -20,8 +20,9 @@ import obstore
 import pytest
 
 from gpuctl.cluster.bucket import Bucket, open_bucket
-from tests.stores import azurite, s3
+from tests.stores import azurite, gcs, s3
 from tests.stores.objects import PAGE, Buckets, Refusal
+from tests.stores.serving import Restarted
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -190,3 +191,22 @@ def test_an_upload_is_made_of_the_parts_it_names() -> None:
     assert buckets.finish("b", "k", upload, [(1, parts[1]), (3, parts[3])]).data == b"13"
     with pytest.raises(Refusal, match="upload was not found"):
         buckets.abort(upload)
+
+
+def test_what_was_answered_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    with Restarted(lambda port: gcs.serving(journal, port)) as server:
+        gcs.create(server.endpoint, "b")
+        bucket = open_bucket(gcs.url(server.endpoint, "b"))
+        for key in ("kept", "changed", "deleted"):
+            bucket.put(key, key.encode())
+        bucket.put("changed", b"since")
+        bucket.delete(["deleted"])
+        for _ in range(2):
+            server.restart()
+            with journal.open("a") as file:
+                file.write('["b", "unanswered", "')
+        server.restart()
+        assert bucket.get_many(["kept", "changed", "deleted"]) == [b"kept", b"since", None]
+        assert bucket.create("kept", b"2") is False
+        assert bucket.create("new", b"1") is True

@@ -77,13 +77,14 @@ class Ranks:
         assert pid is not None
         os.kill(pid, number)
 
-    def wait(self, timeout_s: float = 60, first: int | None = None) -> list[Ended]:
+    def wait(self, timeout_s: float = 60, first: int | None = None, notices_after_s: float = 0.0) -> list[Ended]:
         """All of them, in rank order; fails if one does not end in time. If rank ``first`` was killed, the others are
-        killed too, as a launcher does."""
+        killed too, as a launcher does, which looks every so often."""
         if first is not None:
             self._ranks[first][0].join(timeout_s)
             if (self._ranks[first][0].exitcode or 0) < 0:
                 for process, _pipe in self._ranks:
+                    process.join(notices_after_s)
                     process.kill()
         ended = []
         for rank, (process, pipe) in enumerate(self._ranks):
