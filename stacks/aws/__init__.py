@@ -1,0 +1,49 @@
+"""Amazon Web Services: an auto scaling group of spot instances, in one subnet, with EFA where the type has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuctl.stacks.cloud import Extra
+from gpuctl.stacks.machines import MachineType
+from gpuctl.stacks.request import StackRequest
+
+NAT_USD_PER_HOUR = 0.045
+"""us-east-1, and 0.045 for each GB besides: aws.amazon.com/vpc/pricing, 2026-11. S3 goes past it, for nothing."""
+PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
+
+
+class Aws:
+    """See ``cloud.Cloud``."""
+
+    user_data_bytes = 16_384
+
+    def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
+        from gpuctl.stacks.aws.group import Group
+        from gpuctl.stacks.aws.identity import Identity
+        from gpuctl.stacks.aws.network import Network
+        from gpuctl.stacks.aws.storage import Storage
+
+        network = Network(request, machine)
+        storage = Storage(request)
+        identity = Identity(request, storage)
+        group = Group(request, machine, network, identity)
+        return {
+            "bucket": storage.url,
+            "group": group.group.name,
+            "region": request.region,
+            "zones": list(request.zones),
+        }
+
+    def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
+        if has_public_address(machine):
+            return [Extra("public addresses", PUBLIC_ADDRESS_USD_PER_HOUR * request.nodes_max)]
+        return [Extra("NAT gateway, and $0.045 for each GB through it", NAT_USD_PER_HOUR)]
+
+
+def has_public_address(machine: MachineType) -> bool:
+    """Machines with several network cards can be given none when they start (Karpenter #5666)."""
+    return machine.fabric_cards <= 1
+
+
+CLOUD = Aws()

@@ -1,0 +1,131 @@
+"""The machines: a launch template, and an auto scaling group that replaces those which are taken.
+
+Nothing here waits for machines, and nothing fights their number: a node that was idle shrinks the group itself, and
+``up`` sets the number it is asked for when all of this exists.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import pulumi
+import pulumi_aws as aws
+
+from gpuctl.stacks import aws as cloud
+from gpuctl.stacks.aws.identity import Identity
+from gpuctl.stacks.aws.network import Network
+from gpuctl.stacks.machines import MachineType
+from gpuctl.stacks.request import StackRequest
+from gpuctl.stacks.rules import compressed
+
+_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+
+
+class Group(pulumi.ComponentResource):
+    """``group``: the auto scaling group."""
+
+    def __init__(self, request: StackRequest, machine: MachineType, network: Network, identity: Identity) -> None:
+        super().__init__("gpuctl:aws:Group", request.cluster)
+        self._request = request
+        self._machine = machine
+        self._network = network
+        self._inside = pulumi.ResourceOptions(parent=self)
+        template = self._template(identity)
+        side_by_side = self._side_by_side()
+        self.group = aws.autoscaling.Group(
+            request.cluster,
+            name_prefix=f"gpuctl-{request.cluster}-",
+            min_size=0,
+            max_size=request.nodes_max,
+            desired_capacity=request.nodes_max,
+            vpc_zone_identifiers=[subnet.id for subnet in network.subnets],
+            placement_group=side_by_side.name if side_by_side else None,
+            mixed_instances_policy=aws.autoscaling.GroupMixedInstancesPolicyArgs(
+                instances_distribution=aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
+                    on_demand_base_capacity=0,
+                    on_demand_percentage_above_base_capacity=0 if request.spot else 100,
+                    # Never lowest-price: the cheapest pool is the one that is taken next.
+                    spot_allocation_strategy="price-capacity-optimized" if request.spot else None,
+                ),
+                launch_template=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
+                    launch_template_specification=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
+                        launch_template_id=template.id, version=template.latest_version.apply(str)
+                    )
+                ),
+            ),
+            capacity_rebalance=False,  # it launches first, and so goes beyond the maximum
+            health_check_type="EC2",
+            health_check_grace_period=600,
+            default_cooldown=0,
+            wait_for_capacity_timeout="0",
+            force_delete=True,
+            tags=[
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
+                for key, value in {**request.tags(), "Name": request.cluster}.items()
+            ],
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
+        )
+        self.register_outputs({"group": self.group.name})
+
+    def _template(self, identity: Identity) -> aws.ec2.LaunchTemplate:
+        request, template = self._request, aws.ec2
+        tags = {**request.tags(), "Name": request.cluster}
+        return template.LaunchTemplate(
+            request.cluster,
+            name_prefix=f"gpuctl-{request.cluster}-",
+            image_id=request.image or aws.ssm.get_parameter_output(name=_IMAGE).value,
+            instance_type=self._machine.name,
+            update_default_version=True,
+            iam_instance_profile=template.LaunchTemplateIamInstanceProfileArgs(arn=identity.profile.arn),
+            network_interfaces=self._cards(),
+            block_device_mappings=[
+                template.LaunchTemplateBlockDeviceMappingArgs(
+                    device_name="/dev/sda1",
+                    ebs=template.LaunchTemplateBlockDeviceMappingEbsArgs(
+                        volume_size=request.disk_gb,
+                        volume_type="gp3",
+                        encrypted="true",
+                        delete_on_termination="true",
+                    ),
+                )
+            ],
+            metadata_options=template.LaunchTemplateMetadataOptionsArgs(
+                http_endpoint="enabled",
+                http_tokens="required",
+                http_put_response_hop_limit=2,  # from inside of a container too
+                instance_metadata_tags="enabled",
+            ),
+            user_data=base64.b64encode(compressed(request.user_data)).decode(),
+            tag_specifications=[
+                template.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
+                for kind in ("instance", "volume", "network-interface")
+            ],
+            tags=tags,
+            # Looked up once: else every `up` would replace machines because there is a newer image.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=[] if request.image else ["imageId"]),
+        )
+
+    def _cards(self) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
+        """One interface for each card with EFA: the first has device index 0, all others 1. Security groups belong here
+        once there is such a list."""
+        cards = max(1, self._machine.fabric_cards)
+        kind = "efa" if self._machine.fabric == "efa" else None
+        public = "true" if cloud.has_public_address(self._machine) else None
+        return [
+            aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+                network_card_index=card,
+                device_index=0 if card == 0 else 1,
+                interface_type=kind,
+                associate_public_ip_address=public,
+                delete_on_termination="true",
+                security_groups=[self._network.security_group.id],
+            )
+            for card in range(cards)
+        ]
+
+    def _side_by_side(self) -> aws.ec2.PlacementGroup | None:
+        if self._machine.fabric != "efa" or not self._request.placement:
+            return None
+        return aws.ec2.PlacementGroup(
+            self._request.cluster, strategy="cluster", tags=self._request.tags(), opts=self._inside
+        )

@@ -1,0 +1,88 @@
+"""The cluster's bucket: private, encrypted, by TLS only. It is not deleted with the rest: the checkpoints are in it."""
+
+from __future__ import annotations
+
+import json
+
+import pulumi
+import pulumi_aws as aws
+
+from gpuctl.stacks.request import StackRequest
+
+_UNFINISHED_DAYS = 3
+
+
+class Storage(pulumi.ComponentResource):
+    """``url``, as ``gpuctl.cluster.bucket`` takes it, and ``arn`` and ``prefix`` of what belongs to the cluster."""
+
+    def __init__(self, request: StackRequest) -> None:
+        super().__init__("gpuctl:aws:Storage", request.cluster)
+        self.prefix = request.cluster
+        if request.bucket:
+            name, _, self.prefix = request.bucket.removeprefix("s3://").partition("?")[0].rstrip("/").partition("/")
+            self.name: pulumi.Input[str] = name
+            self.arn = pulumi.Output.from_input(f"arn:aws:s3:::{name}")
+        else:
+            bucket = self._made(request)
+            self.name, self.arn = bucket.bucket, bucket.arn
+        self.url = pulumi.Output.concat("s3://", self.name, "/", self.prefix, "?region=", request.region)
+        self.register_outputs({"url": self.url})
+
+    def _made(self, request: StackRequest) -> aws.s3.Bucket:
+        kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
+        bucket = aws.s3.Bucket(
+            request.cluster,
+            bucket=f"gpuctl-{request.cluster}-{request.account}-{request.region}",
+            tags=request.tags(),
+            opts=kept,
+        )
+        aws.s3.BucketPublicAccessBlock(
+            request.cluster,
+            bucket=bucket.id,
+            block_public_acls=True,
+            block_public_policy=True,
+            ignore_public_acls=True,
+            restrict_public_buckets=True,
+            opts=kept,
+        )
+        aws.s3.BucketServerSideEncryptionConfiguration(
+            request.cluster,
+            bucket=bucket.id,
+            rules=[
+                aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
+                    apply_server_side_encryption_by_default=aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
+                        sse_algorithm="AES256"
+                    )
+                )
+            ],
+            opts=kept,
+        )
+        aws.s3.BucketLifecycleConfiguration(
+            request.cluster,
+            bucket=bucket.id,
+            rules=[
+                aws.s3.BucketLifecycleConfigurationRuleArgs(
+                    id="unfinished uploads",
+                    status="Enabled",
+                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
+                    abort_incomplete_multipart_upload=aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
+                        days_after_initiation=_UNFINISHED_DAYS
+                    ),
+                )
+            ],
+            opts=kept,
+        )
+        aws.s3.BucketPolicy(request.cluster, bucket=bucket.id, policy=bucket.arn.apply(_tls_only), opts=kept)
+        return bucket
+
+
+def _tls_only(arn: str) -> str:
+    statement = {
+        "Sid": "TlsOnly",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [arn, f"{arn}/*"],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})

@@ -1,0 +1,121 @@
+"""What is wrong with a request before anything is created, all at once. Each rule has a name and a severity: an
+``error`` stops ``up``, a ``warning`` is shown and asked about, a ``note`` is shown.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuctl.stacks.cloud import Cloud, Finding, Severity
+from gpuctl.stacks.machines import MachineType, Price
+from gpuctl.stacks.request import StackRequest
+
+_RDMA = ("efa", "infiniband")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the rules look at."""
+
+    request: StackRequest
+    machine: MachineType
+    price: Price | None
+    cloud: Cloud
+
+    @property
+    def has_rdma(self) -> bool:
+        return self.machine.fabric in _RDMA
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+    severity: Severity
+    check: Callable[[Draft], tuple[str, str] | None]
+    """What is wrong, and what to do."""
+
+
+def findings(draft: Draft) -> Sequence[Finding]:
+    """The gravest first."""
+    order = ("error", "warning", "note")
+    return sorted(_findings(draft), key=lambda finding: order.index(finding.severity))
+
+
+def compressed(user_data: str) -> bytes:
+    """As cloud-init is given it: it knows gzip, and a typical one shrinks to a third. The same bytes for the same
+    text."""
+    return gzip.compress(user_data.encode(), mtime=0)
+
+
+def _findings(draft: Draft) -> Iterator[Finding]:
+    for rule in RULES:
+        if wrong := rule.check(draft):
+            message, hint = wrong
+            yield Finding(rule=rule.name, severity=rule.severity, message=message, hint=hint)
+
+
+def _fabric_without_placement(draft: Draft) -> tuple[str, str] | None:
+    if draft.has_rdma and draft.request.nodes_max > 1 and not draft.request.placement:
+        return f"{draft.machine.name} has {draft.machine.fabric}, which is slow between machines far apart", (
+            "leave --no-placement out"
+        )
+    return None
+
+
+def _several_zones_with_fabric(draft: Draft) -> tuple[str, str] | None:
+    if draft.has_rdma and len(draft.request.zones) > 1:
+        return f"{draft.machine.fabric} does not cross zones, and there are {len(draft.request.zones)}", "choose one"
+    return None
+
+
+def _user_data_too_long(draft: Draft) -> tuple[str, str] | None:
+    size, most = len(compressed(draft.request.user_data)), draft.cloud.user_data_bytes
+    if size > most:
+        return f"the machines' start-up data has {size} bytes, and {draft.request.provider} takes {most}", (
+            "shorten the `setup` lines in gpuctl.yaml"
+        )
+    return None
+
+
+def _not_sold_as_spot(draft: Draft) -> tuple[str, str] | None:
+    if draft.request.spot and not draft.machine.spot:
+        return f"{draft.machine.name} is not sold as spot", "add --on-demand"
+    return None
+
+
+def _unknown_price(draft: Draft) -> tuple[str, str] | None:
+    kind = "spot" if draft.request.spot else "on-demand"
+    price = draft.price and (draft.price.spot if draft.request.spot else draft.price.on_demand)
+    if price is None:
+        return f"nobody has told the {kind} price of {draft.machine.name} in {draft.request.region}", (
+            "look it up before you say yes"
+        )
+    return None
+
+
+def _slow_network(draft: Draft) -> tuple[str, str] | None:
+    if draft.request.nodes_max > 1 and draft.machine.gpus >= 8 and not draft.has_rdma:
+        gbps = draft.machine.network_gbps
+        return f"{draft.machine.name} has no RDMA: {gbps:g} Gb/s for {draft.machine.gpus} GPUs, over TCP", (
+            "such as DiLoCo or compressed gradients get by with less"
+        )
+    return None
+
+
+def _nobody_may_enter(draft: Draft) -> tuple[str, str] | None:
+    if not draft.request.ssh_from:
+        return "nobody may log in to the machines", "--ssh-from names a network that may"
+    return None
+
+
+RULES = (
+    Rule("several-zones-with-fabric", "error", _several_zones_with_fabric),
+    Rule("user-data-too-long", "error", _user_data_too_long),
+    Rule("not-sold-as-spot", "error", _not_sold_as_spot),
+    Rule("fabric-without-placement", "warning", _fabric_without_placement),
+    Rule("unknown-price", "warning", _unknown_price),
+    Rule("no-rdma", "note", _slow_network),
+    Rule("no-ssh", "note", _nobody_may_enter),
+)
