@@ -22,6 +22,8 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         patch.setenv("GPUCTL_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         patch.setenv("NO_PROXY", "127.0.0.1,localhost")
         patch.setenv("no_proxy", "127.0.0.1,localhost")
+        # torch's store asks the name server for the name of each peer, and waits 5 s by default when it is not there.
+        patch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
         yield
 
 

@@ -24,6 +24,8 @@ from typing import Any
 
 import msgspec
 
+from gpuctl.cluster.errors import Fenced
+
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What one node needs to know to start its workers."""
@@ -152,6 +154,9 @@ def run_script(script: str, *args: str) -> None:
             print(exit_.code, file=sys.stderr)
             raise SystemExit(1) from None
         raise
+    except Fenced as error:  # nothing in the script is wrong
+        print(f"gpuctl: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     except BaseException as error:  # noqa: BLE001 - what Python itself does with an exception that nobody caught
         _print_as_python_would(error, script)
         raise SystemExit(1) from None

@@ -7,6 +7,7 @@ in every run.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -159,20 +160,48 @@ def watched(points: Points) -> Iterator[None]:
 # -- what ranks run ---------------------------------------------------------------------------------------------------
 
 
-def save_steps(url: str, steps: Sequence[int]) -> int | None:
-    """Restore, and save each of ``steps``. Returns what was found."""
+def save_steps(url: str, steps: Sequence[int], base: int = 0, keep: int | None = 1) -> int | None:
+    """Restore, and save each of ``steps``. Returns what was found. Another ``base`` makes other states."""
+    checkpointer, state = Checkpointer(store=open_bucket(url), keep=keep), at_step(0)
+    found = checkpointer.restore(state)
+    assert found is None or is_at(base + found, state)
+    for step in steps:
+        checkpointer.save(step, at_step(base + step))
+        checkpointer.wait()
+    return found
+
+
+def save_drawn(url: str, step: int) -> None:
+    """As ``save_steps``, with generators that have gone on."""
+    checkpointer, state = Checkpointer(store=open_bucket(url), keep=None), at_step(0)
+    checkpointer.restore(state)
+    torch.rand(1)
+    checkpointer.save(step, at_step(step))
+    checkpointer.wait()
+
+
+def save_two_more(url: str) -> int:
+    """Restore, and save the next two steps. Returns what was found."""
     checkpointer, state = Checkpointer(store=open_bucket(url), keep=1), at_step(0)
     found = checkpointer.restore(state)
-    assert found is None or is_at(found, state)
-    for step in steps:
+    assert found is not None and is_at(found, state)
+    for step in (found + 1, found + 2):
         checkpointer.save(step, at_step(step))
         checkpointer.wait()
     return found
 
 
-def go_on(urls: Sequence[str], rank: int = -1, fatal: str = "", who: Who = "itself", mark: str = "") -> list[str]:
-    """Restore, and save the step after, at ``urls[own rank]``; the points of this rank. When ``rank`` reaches
-    ``fatal`` it writes that to the file ``mark``, and ends those whom ``who`` names."""
+def go_on(
+    urls: Sequence[str],
+    rank: int = -1,
+    fatal: str = "",
+    who: Who = "itself",
+    mark: str = "",
+    number: int = signal.SIGKILL,
+    further: int = 1,
+) -> list[str]:
+    """Restore, and save the step that is ``further``, at ``urls[own rank]``; the points of this rank. When ``rank``
+    reaches ``fatal`` it writes that to the file ``mark``, and sends ``number`` to those whom ``who`` names."""
     me = dist.get_rank()
     pids: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
@@ -181,9 +210,10 @@ def go_on(urls: Sequence[str], rank: int = -1, fatal: str = "", who: Who = "itse
         Path(mark).write_text(fatal)
         if who != "itself":
             for pid in pids[:me] + pids[me + 1 :]:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                    os.kill(pid, number)
         if who != "others":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
     points = Points(fatal if rank == me else "", strike)
     checkpointer = Checkpointer(store=PointStore(open_bucket(urls[me]), points), keep=1)
@@ -191,6 +221,6 @@ def go_on(urls: Sequence[str], rank: int = -1, fatal: str = "", who: Who = "itse
         state = at_step(0)
         step = checkpointer.restore(state)
         assert step is not None and is_at(step, state)
-        checkpointer.save(step + 1, at_step(step + 1))
+        checkpointer.save(step + further, at_step(step + further))
         checkpointer.wait()
     return points.passed

@@ -60,6 +60,8 @@ class Ranks:
             ours, theirs = _FORKING.Pipe(duplex=False)
             process = _FORKING.Process(target=_rank, args=(told, body, arguments, theirs))
             process.start()
+            # Else the start of another one, in another thread, may take its exit code before we do.
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
             theirs.close()
             self._ranks.append((process, ours))
 
@@ -72,10 +74,13 @@ class Ranks:
                 process.kill()
             process.join()
 
-    def send(self, rank: int, number: signal.Signals) -> None:
+    def pid(self, rank: int) -> int:
         pid = self._ranks[rank][0].pid
         assert pid is not None
-        os.kill(pid, number)
+        return pid
+
+    def send(self, rank: int, number: signal.Signals) -> None:
+        os.kill(self.pid(rank), number)
 
     def wait(self, timeout_s: float = 60, first: int | None = None, notices_after_s: float = 0.0) -> list[Ended]:
         """All of them, in rank order; fails if one does not end in time. If rank ``first`` was killed, the others are
