@@ -61,9 +61,9 @@ def contents_of(state: State, rank: int) -> Contents:
         contents.values[f"@plain.{name}"] = _json(pack(_value_of(item, state), name, tensors))
         contents.tensors.update(tensors)
         if isinstance(item, torch.nn.Module):
-            parameters = {_address(p): p.requires_grad for p in item.parameters()}
-            contents.alike.update(found for found, t in tensors.items() if _address(t) in parameters)
-            contents.frozen.update(found for found, t in tensors.items() if not parameters.get(_address(t), True))
+            parameters = {_identity(p): p.requires_grad for p in item.parameters()}
+            contents.alike.update(found for found, t in tensors.items() if _identity(t) in parameters)
+            contents.frozen.update(found for found, t in tensors.items() if not parameters.get(_identity(t), True))
         elif _is_by_parameter(item, state):
             contents.alike.update(tensors)
     return contents
@@ -127,6 +127,8 @@ class Targets:
             theirs, mine = _kind_kept(kept.get(found)), _kind(ours.get(found))
             if theirs != mine:
                 raise BadInput(f"{self._at} is of another model: {found} is {theirs} there and {mine} here", _HINT)
+            if _is_expanded(ours[found]):
+                raise BadInput(f"{found!r} is expanded here, so that nothing can be loaded into it", "clone it")
         return ours
 
     def _parsed(self, name: str, text: bytes | None) -> Any:
@@ -176,15 +178,27 @@ def _json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def _address(tensor: torch.Tensor) -> tuple[int, int]:
+def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What tells whether it is another tensor under another name. Views of one memory that differ in anything else are
+    not, on all ranks alike: a shard may begin where a whole tensor does on one of them."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local().data_ptr(), tensor.dtype, tensor.shape, tensor.placements
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several of its elements are one."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.data_ptr(), local.numel()
+    return local.numel() > 0 and any(
+        size > 1 and stride == 0 for size, stride in zip(local.shape, local.stride(), strict=True)
+    )
 
 
 def _value_of(item: Any, state: State) -> Any:
     """What is kept of ``item``: its state dict, or the item itself."""
     if isinstance(item, torch.nn.Module):
-        return get_model_state_dict(item)
+        # Not strict: a loss, or a layer without weights, has nothing to keep.
+        return get_model_state_dict(item, options=StateDictOptions(strict=False))
     if isinstance(item, torch.optim.Optimizer) and (model := _model_of(item, state)):
         with _untouched(item):
             return get_optimizer_state_dict(model, item)
@@ -193,7 +207,8 @@ def _value_of(item: Any, state: State) -> Any:
 
 def _set(name: str, item: Any, value: Any, state: State) -> None:
     if isinstance(item, torch.nn.Module):
-        set_model_state_dict(item, value)
+        if value:
+            set_model_state_dict(item, value)
     elif isinstance(item, torch.optim.Optimizer) and (model := _model_of(item, state)):
         # Not strict: a parameter that no gradient ever came to has no state.
         with _grads_aside(item):

@@ -154,3 +154,24 @@ def test_a_frozen_layer_two_optimizers_and_their_groups_come_back(file_url: str)
     for learner in (state, restored):
         step(learner)
     assert _equal(_weights(restored), _weights(state))
+
+
+def test_a_module_without_any_tensor_may_be_part_of_a_state(file_url: str) -> None:
+    state = {**_learner(), "loss": nn.CrossEntropyLoss()}
+    kept(Checkpointer(file_url), 1, state)
+    assert Checkpointer(file_url).restore({**_learner(), "loss": nn.CrossEntropyLoss()}) == 1
+
+
+def test_a_buffer_that_is_expanded_is_saved_and_refused_by_name_where_it_would_be_loaded(file_url: str) -> None:
+    def made(expanded: bool) -> nn.Module:
+        model = nn.Linear(2, 2)
+        mask = torch.arange(3).expand(2, 3)
+        model.register_buffer("mask", mask if expanded else torch.zeros_like(mask).contiguous())
+        return model
+
+    kept(Checkpointer(file_url), 1, {"model": made(expanded=True)})
+    with pytest.raises(BadInput, match=r"'model\.mask' is expanded here, so that nothing can be loaded into it; clone"):
+        Checkpointer(file_url).restore({"model": made(expanded=True)})
+    model = made(expanded=False)
+    assert Checkpointer(file_url).restore({"model": model}) == 1
+    assert torch.equal(model.get_buffer("mask"), torch.arange(3).expand(2, 3))
