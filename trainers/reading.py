@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from gpuctl.cluster.bucket import PartStore
 from gpuctl.cluster.errors import Damaged, StoreError
 from gpuctl.cluster.manifest import BLOCK_BYTES, Chunk, Manifest, Part, Piece, digest
-from gpuctl.trainers.raw import flat_bytes, is_plain
+from gpuctl.trainers.raw import copy_flat, flat_bytes, is_plain
 from gpuctl.trainers.state import dtype_of
 
 THREADS = 8
@@ -181,7 +181,7 @@ class _Slab:
     def deliver(self, at: int, data: torch.Tensor) -> None:
         """Bytes of the slab from its byte ``at`` on."""
         if self.flat is not None:
-            self.flat[at : at + data.numel()].copy_(data)
+            copy_flat(self.flat[at : at + data.numel()], data)
             return
         assert self.apply is not None
         if data.numel() == self.high - self.low:

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gpuctl.cluster.manifest import Piece
-from gpuctl.trainers.raw import flat_bytes
+from gpuctl.trainers.raw import copy_flat, flat_bytes
 from gpuctl.trainers.shares import ALIGN, Share, Slice
 from gpuctl.trainers.state import Contents
 
@@ -107,7 +107,8 @@ class Staging:
                 if flat is None or flat[0] != part.name:
                     flat = (part.name, _bytes_of(contents.tensors[part.name]))
                 on_gpu |= flat[1].is_cuda
-                self._buffer[at : at + part.high - part.low].copy_(flat[1][part.low : part.high], non_blocking=True)
+                here, there = self._buffer[at : at + part.high - part.low], flat[1][part.low : part.high]
+                copy_flat(here, there, non_blocking=True)
             if on_gpu:
                 torch.cuda.synchronize()
         view = memoryview(self._buffer.numpy())  # type: ignore[arg-type]  # numpy's stubs lag behind PEP 688
