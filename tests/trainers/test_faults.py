@@ -163,7 +163,8 @@ class Sent(NamedTuple):
 def test_killed_with_a_request_on_its_way_a_rank_leaves_the_newest_step_whole(
     first_step: Bucket, s3_endpoint: str, s3_url: str
 ) -> None:
-    """At each request to S3: before it arrives, in the middle of a part, and once it has landed but is not answered."""
+    """At each request to S3 before it arrives, at each part in its middle, and at each write once it has landed but is
+    not answered."""
     base, _, options = s3_url.partition("?")
 
     def tried(number: int, sent: Sent) -> list[list[str]]:
@@ -179,7 +180,7 @@ def test_killed_with_a_request_on_its_way_a_rank_leaves_the_newest_step_whole(
             fatal = [sent.name if rank == sent.rank else "" for rank in range(2)]
             proxies = [Striking(s3_endpoint, name, sent.spoil, strike) for name in fatal]
             urls = [url.replace(s3_endpoint, stack.enter_context(proxy.running()).url) for proxy in proxies]
-            stack.enter_context(read_meanwhile(url))
+            stack.enter_context(read_meanwhile(url, every_s=0.2))
             ranks = stack.enter_context(Ranks(2, faulty.go_on, urls))
             ended = ranks.wait(first=sent.rank, notices_after_s=_LAUNCHER_LOOKS_EVERY_S)
         assert ended[sent.rank].code == (-signal.SIGKILL if sent.name else 0), (sent, ended)
@@ -194,10 +195,12 @@ def test_killed_with_a_request_on_its_way_a_rank_leaves_the_newest_step_whole(
 
     requests = tried(0, Sent(0, "", "reset"))
     assert {name.split()[0] for names in requests for name in names} == {"GET", "PUT", "POST"}
-    cases = [Sent(rank, name, spoil) for rank, names in enumerate(requests) for name in names for spoil in ENDS]
-    parts = {(case.rank, case.name) for case in cases if re.match(r"PUT 2-.*-\d+ #", case.name)}
+    sent = [(rank, name) for rank, names in enumerate(requests) for name in names]
+    parts = [(rank, name) for rank, name in sent if re.match(r"PUT 2-.*-\d+ #", name)]
     assert len(parts) == 3
-    cases += [Sent(*part, "break") for part in sorted(parts)]
+    cases = [Sent(*each, "reset") for each in sent]
+    cases += [Sent(rank, name, "land-reset") for rank, name in sent if not name.startswith("GET")]
+    cases += [Sent(*each, "break") for each in parts]
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(checked, range(1, len(cases) + 1), cases)) == cases
 
@@ -206,8 +209,8 @@ def test_killed_with_a_request_on_its_way_a_rank_leaves_the_newest_step_whole(
 
 
 class Relentless(Proxy):
-    """Each request meets ``strike`` twice, before it arrives and once it has landed, and is answered when it is tried
-    for the third time. ``once``: only if no other one of its kind has met that."""
+    """Each write meets ``strike`` twice, before it arrives and once it has landed, and is answered when it is tried for
+    the third time. Of reads only the first of a kind does; of writes too, when it is ``once`` for them."""
 
     def __init__(self, upstream: str, strike: Callable[[], object]) -> None:
         super().__init__(upstream, in_turn=True)
@@ -220,7 +223,8 @@ class Relentless(Proxy):
         name = named(method, path)
         spoil = (*ENDS, None)[self._tries[name] % 3]
         self._tries[name] += 1
-        if spoil is None or (self.once and (kind(name), spoil) in self.struck):
+        known = (kind(name), spoil) in self.struck and (self.once or method == "GET")
+        if spoil is None or known:
             return None
         self.struck.add((kind(name), spoil))
         return Fault(spoil, "", strike=self._strike)

@@ -48,7 +48,7 @@ def torn(store: Bucket) -> str:
 
 
 @contextmanager
-def read_meanwhile(url: str) -> Iterator[None]:
+def read_meanwhile(url: str, every_s: float = 0.03) -> Iterator[None]:
     """Somebody reads all that is committed, again and again, and never finds a checkpoint that is not whole."""
     over, found, looks = threading.Event(), [""], itertools.count()
 
@@ -57,7 +57,7 @@ def read_meanwhile(url: str) -> Iterator[None]:
         while not found[0]:
             found[0] = torn(store)
             next(looks)
-            if over.wait(0.03):
+            if over.wait(every_s):
                 return
 
     reader = threading.Thread(target=read)
