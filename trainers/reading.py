@@ -78,39 +78,41 @@ class Parts:
 
     def told(self) -> str:
         """For people: which tier served how much."""
-        return ", ".join(f"{size / 1e6:.1f} MB from {name}" for name, size in self.served.items()) or "nothing to read"
+        told = [f"{size / 1e6:.1f} MB from {name}" for name, size in self.served.items() if size]
+        return ", ".join(told) or "nothing to read"
 
     def read(self, part: Part, low: int, high: int) -> Iterator[tuple[int, memoryview]]:
-        """Bytes ``[low, high)``, which begin and end with a block or the part, piece by piece, each with where it
-        begins. A piece is good until the next one is asked for.
+        """Bytes ``[low, high)``, which begin and end with a block or the part, block by block, each with where it
+        begins: what was just verified is still in the processor's cache. A block is good until the next is asked for.
 
         Raises ``Damaged`` if no source has them as they were written, ``StoreUnavailable`` if the bucket is away.
         """
         at, fault = low, ""
         for source in self._sources:
-            fault = "is missing"
-            for piece in source.read(part, at, high):
-                good, fault = _verified(part, at, min(high, at + len(piece)), piece)
-                if good:
-                    with self._lock:
-                        self.served[source.name] = self.served.get(source.name, 0) + good
-                    yield at, piece[:good]
-                    at += good
-                if fault:
+            begun, fault = at, "is missing"
+            for block in _blocks_of(source.read(part, at, high)):
+                if fault := _fault(part, at, block):
                     break
-            if at == high:
+                yield at, block
+                at += len(block)
+            with self._lock:
+                self.served[source.name] = self.served.get(source.name, 0) + at - begun
+            if at >= high:
                 return
         raise Damaged(f"{part.key} {fault or 'is cut short'}")
 
 
-def _verified(part: Part, low: int, high: int, data: memoryview) -> tuple[int, str]:
-    """How many bytes of ``data``, which begins with a block, are as they were written; and what is wrong then."""
-    for at in range(low, high, BLOCK_BYTES):
-        block = data[at - low : at - low + BLOCK_BYTES]
-        if digest(block) != part.blocks[at // BLOCK_BYTES]:
-            cut = len(block) < min(BLOCK_BYTES, part.size - at)
-            return at - low, "is cut short" if cut else "is not what was written"
-    return high - low, ""
+def _blocks_of(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    for piece in pieces:
+        for low in range(0, len(piece), BLOCK_BYTES):
+            yield piece[low : low + BLOCK_BYTES]
+
+
+def _fault(part: Part, at: int, block: memoryview) -> str:
+    """What is wrong with the block that begins at byte ``at``; empty if nothing is."""
+    if at < part.size and digest(block) == part.blocks[at // BLOCK_BYTES]:
+        return ""
+    return "is cut short" if len(block) < min(BLOCK_BYTES, part.size - at) else "is not what was written"
 
 
 def read_value(manifest: Manifest, name: str, parts: Parts) -> bytes | None:
