@@ -68,6 +68,7 @@ def train(of: Learner, first: int, steps: int = STEPS) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(tokens), tokens % 5).backward()
         optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.9
 
 
 def whole(of: Learner) -> tuple[dict[str, Any], dict[str, Any]]:
