@@ -72,6 +72,7 @@ class BucketWriter(StorageWriter):
         self._metrics = dict(metrics or {})
         self._limits = limits or Limits()
         self._rank = 0
+        self._is_coordinator = False
         self._begun = 0.0
         self._folder = ""
         self._told = False
@@ -89,7 +90,7 @@ class BucketWriter(StorageWriter):
             raise BadInput("without collectives nobody knows when all ranks are done", "leave use_collectives as it is")
         if self._step is None:
             raise BadInput("there is no step to save this as", "use BucketWriter(url, step=…)")
-        self._rank = kwargs.get("rank", 0)
+        self._rank, self._is_coordinator = kwargs.get("rank", 0), is_coordinator
         self._begun = time.monotonic()
         self._told = False
         if is_coordinator:
@@ -105,7 +106,9 @@ class BucketWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         place = self._place()
         # A folder of each rank's own: a plan that DCP has cached would tell of that of an earlier save.
-        self._folder = folder_of(self._now(), self._outlast(place.round), secrets.token_hex(4), 0)
+        self._folder = folder_of(
+            self._now(), self._outlast(lambda: place.round(self._is_coordinator)), secrets.token_hex(4), 0
+        )
         # With cached plans, ranks may go by plans of different saves, which do not share a cut.
         dealt: Dealt | None = None if getattr(planner, "_enable_plan_caching", False) else plan.storage_data
         goods: list[Goods] = []
@@ -139,7 +142,7 @@ class BucketWriter(StorageWriter):
         manifest = manifest_of([*reports, self._documents(place, documents_of(metadata, values))])
         entry = CheckpointEntry(
             step=self._now(),
-            round=place.round(),
+            round=place.round(self._is_coordinator),
             path=self._folder,
             digest="",
             bytes=sum(part.size for part in manifest.parts),

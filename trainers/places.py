@@ -20,7 +20,9 @@ _TIMEOUT_S = 300.0
 """For one request: a part of 64 MiB takes its time on a slow line."""
 
 _opening = threading.Lock()
-_opened: dict[tuple[str, int | None], Place] = {}
+_opened: dict[tuple[str | None, WorkerContext | None], Place] = {}
+_places: dict[tuple[str, int | None], Place] = {}
+"""Each once, however it was spelled: two would fence each other."""
 
 
 class Place:
@@ -45,13 +47,13 @@ class Place:
             commits = self._commits.setdefault(retention, Commits(self.store, self._number, retention))
             self._number, _ = commits.begin()
 
-    def round(self) -> int:
-        """Once the coordinator has begun, also where that is another process."""
+    def round(self, is_coordinator: bool) -> int:
+        """Once the coordinator has begun. Another process looks it up, unless it is the job's."""
         with self._lock:
-            if self._number is None:
-                log = ledger_of(self.store).read().value
-                self._number = log.fence if log else 0
-            return self._number
+            if self._number is not None and (is_coordinator or self._is_own):
+                return self._number
+        log = ledger_of(self.store).read().value
+        return log.fence if log else 0
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
         """What is committed, oldest first. A job that looks for what to restore raises its fence first, so that nothing
@@ -78,21 +80,26 @@ def place_of(url: str | None) -> Place:
     Raises ``BadInput`` if there is no job.
     """
     context = WorkerContext.from_env()
+    with _opening:
+        if (url, context) not in _opened:
+            _opened[url, context] = _open(url, context)
+        return _opened[url, context]
+
+
+def _open(url: str | None, context: WorkerContext | None) -> Place:
     own = None
     if context is not None:
         bucket = open_bucket(context.bucket, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
         own = bucket.at(layout.checkpoints(context.job))
-    if url is not None:
-        found = open_bucket(
-            url if "://" in url else Path(url).absolute().as_uri(), patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S
-        )
-    elif own is not None:
+    if url is None:
         found = own
     else:
+        address = url if "://" in url else Path(url).absolute().as_uri()
+        found = open_bucket(address, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
+    if found is None:
         raise BadInput("outside of a gpuctl job there is no folder for checkpoints", "give the URL of one")
     number = context.round if context is not None and own is not None and found.url == own.url else None
-    with _opening:
-        return _opened.setdefault((found.url, number), Place(found, number))
+    return _places.setdefault((found.url, number), Place(found, number))
 
 
 def step_of(checkpoint_id: object) -> int:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
-import sys
-import threading
 from collections import Counter
-from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import LoadPlan
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from gpuctl import BucketReader, BucketWriter, Checkpointer
 from gpuctl.cluster import checkpoints, layout
@@ -31,158 +22,22 @@ from gpuctl.cluster.bucket import open_bucket
 from gpuctl.cluster.errors import BadInput, Damaged, Fenced, GpuctlError
 from gpuctl.cluster.manifest import read_manifest
 from gpuctl.cluster.worker import WorkerContext
-from gpuctl.trainers.uploading import Limits
 from tests.cli.written import WrittenCluster
-from tests.trainers.bodies import StoppingStore, kept, same
+from tests.trainers import planned
+from tests.trainers.bodies import kept, same
 from tests.trainers.ranks import Ranks, run
 from tests.trainers.test_checkpoint import files_of, log_of, named_by_the_log, steps_of, wait_for
 from tests.trainers.test_storage import Bomb, forge, smuggle
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-# -- what ranks run ---------------------------------------------------------------------------------------------------
-
-
-def learner(seed: int, sharded: bool = False, steps: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model and an optimizer with a state, the same on all ranks, in DDP or in FSDP2 if there are several."""
-    torch.manual_seed(seed)
-    layers = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-    model: nn.Module = layers
-    if sharded:
-        for part in (layers[0], layers[2], layers):
-            fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    elif dist.is_initialized():
-        model = DistributedDataParallel(layers)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(4, 5)).square().mean().backward()
-        optimizer.step()
-    return model, optimizer
-
-
-def facts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The whole of both, on every rank, at once a copy."""
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: whole(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [whole(item) for item in value]
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        return value.clone() if isinstance(value, Tensor) else value
-
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    return {"model": whole(of_model), "optimizer": whole(of_optimizer)}
-
-
-def save(url: str, step: int, sharded: bool = False) -> dict[str, Any]:
-    model, optimizer = learner(step, sharded)
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    state = {"model": of_model, "optimizer": of_optimizer, "epoch": step}
-    dcp.save(state, storage_writer=BucketWriter(url, step=step))
-    return facts(model, optimizer)
-
-
-def load(url: str, step: int | None = None, sharded: bool = False) -> tuple[int | None, int, dict[str, Any]]:
-    model, optimizer = learner(99, sharded)
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    state: dict[str, Any] = {"model": of_model, "optimizer": of_optimizer, "epoch": 0}
-    reader = BucketReader(url, step=step)
-    dcp.load(state, storage_reader=reader)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    return reader.loaded, state["epoch"], facts(model, optimizer)
-
-
-def saved_in_the_background(url: str) -> list[int]:
-    """The steps that are there once it is done."""
-    weights = torch.ones(1 << 20)
-    state = {"weights": weights, "epoch": 1}
-    group = dist.new_group(backend="gloo")
-    future = dcp.async_save(state, storage_writer=BucketWriter(url, step=1), process_group=group)
-    weights.zero_()
-    state["epoch"] = 2
-    assert isinstance(future, Future)
-    future.result()
-    return steps_of(url)
-
-
-def save_large(url: str) -> None:
-    """An embedding that is more than half of it, many small tensors, and some that only one rank has."""
-    state: dict[str, Any] = {"embedding": torch.arange(3 << 20), "head": torch.ones(1 << 19)}
-    state |= {f"layer{n}": torch.full((10_000 + 100 * n,), float(n)) for n in range(40)}
-    state[f"own{dist.get_rank()}"] = torch.full((100_000 * dist.get_rank(),), 1.0)
-    dcp.save({"model": state}, storage_writer=BucketWriter(url, step=1))
-
-
-def save_in_halves(url: str) -> None:
-    """Four ranks as two by two: what two of them hold is sharded over the other dimension."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
-    layers = nn.Sequential(nn.Linear(512, 1024, bias=False), nn.Linear(1024, 2048, bias=False))
-    fully_shard(layers, mesh=mesh)
-    dcp.save({"model": layers.state_dict()}, storage_writer=BucketWriter(url, step=1))
-
-
-def refused(number: int) -> str:
-    """What a save of step ``number`` to the job's own folder ends with."""
-    try:
-        dcp.save({"weights": torch.ones(3)}, storage_writer=BucketWriter(step=number))
-    except CheckpointException as error:
-        return "\n".join(f"{type(found).__name__}: {found}" for found, _ in error.failures.values())
-    return ""
-
-
-def save_and_stop(url: str, rank: int, nth: int, number: int, mark: str) -> None:
-    """Save steps 1 and 2. During the second save ``rank`` gets signal ``number``, just before its ``nth`` write."""
-    store = StoppingStore(open_bucket(url), number, Path(mark))
-    writer = BucketWriter(store=store, keep=1)
-    for step in (1, 2):
-        if step == 2 and (dist.get_rank() if dist.is_initialized() else 0) == rank:
-            store.arm(nth)
-        state = {"weights": torch.full((1 << 20,), float(step)), "step": step}
-        dcp.save(state, storage_writer=writer, checkpoint_id=str(step))
-
-
-def growth(url: str) -> tuple[float, float]:
-    """By how many MiB a process grows that saves 256 MiB, and loads them."""
-    limits = Limits(memory_bytes=64 << 20)
-    state = {"plain": torch.ones(32 << 20), "turned": torch.ones(4096, 8192).t()}
-    small = {"weights": torch.ones(3)}
-    dcp.save(small, storage_writer=BucketWriter(url, step=1))
-    dcp.load(small, storage_reader=BucketReader(url))
-    saving = _growth(lambda: dcp.save(state, storage_writer=BucketWriter(url, step=2, limits=limits)))
-    for tensor in state.values():
-        tensor.zero_()
-    loading = _growth(lambda: dcp.load(state, storage_reader=BucketReader(url, limits=limits)))
-    assert all(bool(tensor.eq(1).all()) for tensor in state.values())
-    return saving, loading
-
-
-def _growth(call: Any) -> float:
-    process, over = psutil.Process(), threading.Event()
-    before = process.memory_info().rss
-    most = before
-
-    def watch() -> None:
-        nonlocal most
-        while not over.wait(0.001):
-            most = max(most, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    call()
-    over.set()
-    watcher.join()
-    return (most - before) / (1 << 20)
-
-
 # -- worlds and layouts -----------------------------------------------------------------------------------------------
 
 
 def test_what_four_ranks_saved_alike_two_load_and_one(bucket_url: str) -> None:
     url = at(bucket_url, layout.checkpoints("job"))
-    saved = run(4, save, url, 3)[0]
-    for found in [*run(2, load, url), *run(1, load, url)]:
+    saved = run(4, planned.save, url, 3)[0]
+    for found in [*run(2, planned.load, url), *run(1, planned.load, url)]:
         assert found[:2] == (3, 3)
         assert same(found[2], saved)
     store = open_bucket(bucket_url)
@@ -196,14 +51,14 @@ def at(url: str, folder: str) -> str:
 
 
 def test_shards_of_three_ranks_are_loaded_by_two_and_by_one_that_has_the_whole(file_url: str) -> None:
-    saved = run(3, save, file_url, 3, True)[0]
-    for step, epoch, found in [*run(2, load, file_url, None, True), *run(1, load, file_url)]:
+    saved = run(3, planned.save, file_url, 3, True)[0]
+    for step, epoch, found in [*run(2, planned.load, file_url, None, True), *run(1, planned.load, file_url)]:
         assert (step, epoch) == (3, 3)
         assert same(found, saved)
 
 
 def test_four_ranks_share_what_they_hold_alike(file_url: str) -> None:
-    run(4, save_large, file_url)
+    run(4, planned.save_large, file_url)
     written = written_by(file_url, 4)
     assert all(0.22 <= share <= 0.28 for share in written), written
     state = {
@@ -218,7 +73,7 @@ def test_four_ranks_share_what_they_hold_alike(file_url: str) -> None:
 
 
 def test_two_ranks_that_hold_the_same_shard_share_it(file_url: str) -> None:
-    run(4, save_in_halves, file_url)
+    run(4, planned.save_in_halves, file_url)
     written = written_by(file_url, 4)
     assert all(0.24 <= share <= 0.26 for share in written), written
 
@@ -232,7 +87,7 @@ def written_by(url: str, world: int) -> list[float]:
 
 
 def test_a_save_in_the_background_holds_what_was_there_when_it_was_asked_for(file_url: str) -> None:
-    assert run(2, saved_in_the_background, file_url) == [[1], [1]]
+    assert run(2, planned.save_in_the_background, file_url) == [[1], [1]]
     state = {"weights": torch.zeros(1 << 20), "epoch": 0}
     dcp.load(state, storage_reader=BucketReader(file_url))
     assert bool(state["weights"].eq(1).all())  # type: ignore[attr-defined]
@@ -250,7 +105,7 @@ def test_killed_before_any_write_of_a_save_a_whole_checkpoint_is_found(file_url:
     for rank in (1, 0):
         for nth in count(1):
             url, mark = f"{file_url}-{rank}-{nth}", tmp_path / f"{rank}-{nth}"
-            with Ranks(2, save_and_stop, url, rank, nth, signal.SIGKILL, str(mark)) as ranks:
+            with Ranks(2, planned.save_and_stop, url, rank, nth, signal.SIGKILL, str(mark)) as ranks:
                 ended = ranks.wait(first=rank)
             if not mark.exists():
                 assert [end.code for end in ended] == [0, 0], ended
@@ -274,9 +129,9 @@ def test_killed_before_any_write_of_a_save_a_whole_checkpoint_is_found(file_url:
 def test_a_sleeper_of_an_older_round_commits_nothing_over_a_newer_one(file_url: str, tmp_path: Path) -> None:
     """Frozen just before its commit; then another one saves, which takes a newer round."""
     mark = tmp_path / "asleep"
-    with Ranks(1, save_and_stop, file_url, 0, 4, signal.SIGSTOP, str(mark)) as sleeper:
+    with Ranks(1, planned.save_and_stop, file_url, 0, 4, signal.SIGSTOP, str(mark)) as sleeper:
         wait_for(mark)
-        run(1, save, file_url, 3)
+        run(1, planned.save, file_url, 3)
         log = log_of(file_url)
         sleeper.send(0, signal.SIGCONT)
         (end,) = sleeper.wait()
@@ -289,11 +144,11 @@ def test_in_a_job_the_place_and_the_round_are_the_jobs_own(bucket_url: str, tmp_
     def context(number: int) -> dict[str, str]:
         return WorkerContext("demo", bucket_url, "digits-3", number, "node-0", tmp_path, tmp_path, tmp_path).env()
 
-    assert run(2, refused, 7, env=context(7)) == ["", ""]
+    assert run(2, planned.refused, 7, env=context(7)) == ["", ""]
     (entry,) = checkpoints.committed(open_bucket(bucket_url), "digits-3")
     assert (entry.step, entry.round, entry.world) == (7, 7, 2)
-    assert run(2, refused, 8, env=context(8)) == ["", ""]
-    for said in run(2, refused, 9, env=context(7)):
+    assert run(2, planned.refused, 8, env=context(8)) == ["", ""]
+    for said in run(2, planned.refused, 9, env=context(7)):
         assert said.startswith("Fenced: round 8 of this job has begun, so round 7 may not write checkpoints any more")
     assert [entry.step for entry in checkpoints.committed(open_bucket(bucket_url), "digits-3")] == [7, 8]
 
@@ -340,6 +195,16 @@ def test_a_damaged_part_is_named_and_the_checkpoint_before_can_be_chosen(bucket_
     assert bool(state["weights"].eq(1).all())
 
 
+def test_saving_a_step_again_overwrites_nothing_of_it(file_url: str) -> None:
+    writer = BucketWriter(file_url, step=1)
+    keys: set[str] = set()
+    for _ in range(2):
+        dcp.save({"weights": torch.ones(3)}, storage_writer=writer)
+        assert not keys & named_by_the_log(file_url)
+        keys = named_by_the_log(file_url)
+    assert files_of(file_url) == keys, "the one that was replaced is gone"
+
+
 def test_a_damaged_manifest_is_named(file_url: str) -> None:
     state = {"weights": torch.ones(3)}
     dcp.save(state, storage_writer=BucketWriter(file_url, step=1))
@@ -355,7 +220,7 @@ def test_a_damaged_manifest_is_named(file_url: str) -> None:
 def test_the_command_line_lists_verifies_and_pulls_what_dcp_saved(tmp_path: Path, file_url: str) -> None:
     cluster = WrittenCluster(tmp_path, file_url)
     job = cluster.submit().job
-    saved = run(2, save, f"{file_url}/{layout.checkpoints(job)}", 3)[0]
+    saved = run(2, planned.save, f"{file_url}/{layout.checkpoints(job)}", 3)[0]
     assert [cluster.run("ckpt", "ls").stdout.splitlines()[1].split()[n] for n in (0, -2)] == ["3", "whole"]
     verified = cluster.run("ckpt", "verify")
     assert (verified.returncode, "whole" in verified.stdout) == (0, True), verified
@@ -367,23 +232,23 @@ def test_the_command_line_lists_verifies_and_pulls_what_dcp_saved(tmp_path: Path
 
 
 def test_checkpointer_restores_what_dcp_saved(file_url: str) -> None:
-    saved = run(3, save, file_url, 5, True)[0]
-    model, optimizer = learner(99)
+    saved = run(3, planned.save, file_url, 5, True)[0]
+    model, optimizer = planned.learner(99)
     state = {"model": model, "optimizer": optimizer, "epoch": 0}
     assert Checkpointer(file_url).restore(state) == 5
     assert state["epoch"] == 5
-    assert same(facts(model, optimizer), saved)
+    assert same(planned.facts(model, optimizer), saved)
 
 
 def test_dcp_loads_what_checkpointer_saved(file_url: str) -> None:
-    model, optimizer = learner(1)
+    model, optimizer = planned.learner(1)
     kept(
         Checkpointer(file_url),
         4,
         {"model": model, "optimizer": optimizer, "epoch": 4, "seen": {"labels": Counter(a=2)}},
     )
-    assert load(file_url)[:2] == (4, 4)
-    assert same(load(file_url)[2], facts(model, optimizer))
+    assert planned.load(file_url)[:2] == (4, 4)
+    assert same(planned.load(file_url)[2], planned.facts(model, optimizer))
     state: dict[str, Any] = {"seen": {"labels": Counter(a=0)}}
     dcp.load(state, storage_reader=BucketReader(file_url))
     assert state == {"seen": {"labels": Counter(a=2)}}
@@ -453,29 +318,9 @@ def test_a_tensor_that_is_not_dense_is_refused_by_name(file_url: str) -> None:
     assert "'model.sparse' of the state to save is torch.sparse_coo" in str(failure)
 
 
-def watched_load(url: str) -> tuple[str, list[str]]:
-    """What a load ended with, and which audited events it caused that run or load code."""
-    seen: list[str] = []
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in ("pickle.find_class", "os.system", "subprocess.Popen", "os.mknod"):
-            seen.append(f"{event} {arguments[:2]}")
-
-    state = {"weights": torch.zeros(3), "epoch": 0, "pair": None}
-    reader = BucketReader(url)
-    sys.addaudithook(watch)
-    try:
-        dcp.load(state, storage_reader=reader)
-    except CheckpointException as error:
-        return str(error), seen
-    return "", seen
-
-
 @pytest.mark.parametrize("which", ["nothing", "a value", "a tensor"])
 def test_nothing_that_lies_in_the_bucket_is_unpickled(file_url: str, tmp_path: Path, which: str) -> None:
     """Its digests are right: whoever forged it may write to the bucket."""
-    import pickle
-
     state = {"weights": torch.ones(3), "epoch": 1, "pair": (1, "a")}
     dcp.save(state, storage_writer=BucketWriter(file_url, step=1))
     store, bomb = open_bucket(file_url), pickle.dumps(Bomb(tmp_path / "boom"))
@@ -487,7 +332,7 @@ def test_nothing_that_lies_in_the_bucket_is_unpickled(file_url: str, tmp_path: P
             manifest["tensors"]["weights"]["chunks"][0]["pieces"] = smuggle(store, manifest, bomb)
 
     forge(store, change)
-    ((said, events),) = run(1, watched_load, file_url)
+    ((said, events),) = run(1, planned.watched_load, file_url)
     assert events == []
     assert not (tmp_path / "boom").exists()
     assert {
@@ -500,17 +345,8 @@ def test_nothing_that_lies_in_the_bucket_is_unpickled(file_url: str, tmp_path: P
 # -- planners and readers ---------------------------------------------------------------------------------------------
 
 
-def saved_by_cached_plans(url: str) -> None:
-    for step in (1, 2, 3):
-        state = {"large": torch.full((1 << 20,), float(step)), "step": step}
-        if step == 3:
-            state["new"] = torch.full((5,), 3.0)
-        planner = DefaultSavePlanner(enable_plan_caching=True)
-        dcp.save(state, storage_writer=BucketWriter(url, step=step), planner=planner)
-
-
 def test_plans_that_dcp_has_cached_save_what_there_is_now(file_url: str) -> None:
-    run(2, saved_by_cached_plans, file_url)
+    run(2, planned.save_by_cached_plans, file_url)
     for step in (1, 2, 3):
         state: dict[str, Any] = {"large": torch.zeros(1 << 20), "step": 0}
         state |= {"new": torch.zeros(5)} if step == 3 else {}
@@ -534,7 +370,7 @@ def test_a_target_of_another_dtype_or_layout_gets_the_same_numbers(file_url: str
 
 
 def test_a_save_and_a_load_hold_no_more_than_they_say(file_url: str) -> None:
-    ((saving, loading),) = run(1, growth, file_url)
+    ((saving, loading),) = run(1, planned.growth, file_url)
     assert saving < 64, "ten parts of 4 MiB, and what the machinery needs"
     assert loading < 64 + 24
 
