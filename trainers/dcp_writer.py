@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, StorageWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -140,19 +141,24 @@ class BucketWriter(StorageWriter):
         values = {result.index.fqn: result.storage_data.skeleton for result in told if _is_value(result)}
         reports = [result.storage_data for result in told if not _is_value(result)]
         manifest = manifest_of([*reports, self._documents(place, documents_of(metadata, values))])
+        number, size = place.round(self._is_coordinator), sum(part.size for part in manifest.parts)
         entry = CheckpointEntry(
             step=self._now(),
-            round=place.round(self._is_coordinator),
+            round=number,
             path=self._folder,
             digest="",
-            bytes=sum(part.size for part in manifest.parts),
-            written=sum(part.size for part in manifest.parts),
+            bytes=size,
+            written=size,
             world=len(results),
-            at=time.time(),
-            took_s=round(time.monotonic() - self._begun, 3),
             metrics=self._metrics,
         )
-        self._outlast(lambda: place.commit(entry, manifest, self._retention))
+
+        def commit() -> CheckpointEntry:
+            took_s = round(time.monotonic() - self._begun, 3)
+            timed = msgspec.structs.replace(entry, at=time.time(), took_s=took_s)
+            return place.commit(timed, manifest, self._retention)
+
+        self._outlast(commit)
         try:
             place.tidy(self._retention)
         except (StoreError, StoreUnavailable, Damaged) as error:
