@@ -65,6 +65,13 @@ def whole_number(least: int) -> Callable[[str], int]:
     return parse
 
 
+def dollars(text: str) -> float:
+    """Parses an amount of US dollars."""
+    if not re.fullmatch(r"\$?\d+(\.\d+)?", text.strip(), re.ASCII):
+        raise ValueError("is not an amount; use one such as 12.50")
+    return float(text.strip().removeprefix("$"))
+
+
 def seconds(text: str) -> float:
     """Parses a number of seconds."""
     if not re.fullmatch(r"\d+(\.\d+)?", text.strip(), re.ASCII):

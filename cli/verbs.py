@@ -27,6 +27,7 @@ class Verb(NamedTuple):
 SECTIONS: dict[str, dict[str, Verb]] = {
     "Machines": {
         "up": Verb("gpuctl.cli.up", "Make a cluster, or what is missing of it."),
+        "offers": Verb("gpuctl.cli.offers", "List machines that could be rented, the cheapest GPU first."),
         "status": Verb("gpuctl.cli.status", "Show the nodes, rank 0 and how far the jobs are."),
         "preempt": Verb("gpuctl.cli.preempt", "Take a node away the way a cloud would."),
         "down": Verb("gpuctl.cli.down", "Take everything away but the checkpoints."),

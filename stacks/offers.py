@@ -1,0 +1,85 @@
+"""What could be rented: instance types with their prices, the cheapest first. From the catalog alone, so it costs no
+request and no credentials.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.machines import Catalog, MachineType, Price, catalog
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """One type in one region."""
+
+    machine: MachineType
+    price: Price
+
+    def usd(self, *, spot: bool) -> float | None:
+        """For an hour of one machine; ``None``: nobody has told us, or it is not sold so."""
+        if spot:
+            return self.price.spot if self.machine.spot else None
+        return self.price.on_demand
+
+    def usd_per_gpu(self, *, spot: bool) -> float | None:
+        usd = self.usd(spot=spot)
+        return None if usd is None else usd / self.machine.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a machine must have. ``None``: anything."""
+
+    provider: str | None = None
+    region: str | None = None
+    gpu: str | None = None
+    """A part of its name, such as ``A100``; upper and lower case are the same."""
+    gpus: int | None = None
+    """Of each machine."""
+    max_price: float | None = None
+    """US dollars for an hour of one machine, as spot where that price is known."""
+
+    def takes(self, offer: Offer) -> bool:
+        machine, usd = offer.machine, best_usd(offer)
+        return (
+            self.provider in (None, machine.provider)
+            and self.region in (None, offer.price.region)
+            and (self.gpu is None or self.gpu.lower() in machine.gpu.lower())
+            and self.gpus in (None, machine.gpus)
+            and (self.max_price is None or (usd is not None and usd <= self.max_price))
+        )
+
+
+def offers(wanted: Wanted, known: Catalog | None = None) -> list[Offer]:
+    """The cheapest GPU-hour first, what has no price last. A type without any price is in a region of no name."""
+    known = known or catalog()
+    priced = {price.type for price in known.prices}
+    nowhere = [Price(type=machine.name, region="") for machine in known.types if machine.name not in priced]
+    types = {machine.name: machine for machine in known.types}
+    found = [Offer(machine=types[price.type], price=price) for price in (*known.prices, *nowhere)]
+    return sorted(filter(wanted.takes, found), key=_order)
+
+
+def cheapest(wanted: Wanted, *, spot: bool) -> Offer:
+    """What ``up`` takes where no type is named. Raises ``BadInput`` if nothing with a price fits."""
+    fitting = offers(wanted)
+    # On-demand prices stand in for spot prices that nobody has told: they are above them.
+    priced = [offer for offer in fitting if offer.machine.spot or not spot if best_usd(offer, spot=spot) is not None]
+    if not priced:
+        raise BadInput("nothing that gpuctl knows a price of fits", "ask for less, or see: gpuctl offers")
+    return min(priced, key=lambda offer: (best_usd(offer, spot=spot) or math.inf, offer.machine.name))
+
+
+def best_usd(offer: Offer, *, spot: bool = True) -> float | None:
+    """The price as asked for, or the on-demand price where that is unknown."""
+    usd = offer.usd(spot=spot)
+    return offer.price.on_demand if usd is None else usd
+
+
+def _order(offer: Offer) -> tuple[float, str, str]:
+    usd = best_usd(offer)
+    return (math.inf if usd is None else usd / offer.machine.gpus, offer.machine.name, offer.price.region)

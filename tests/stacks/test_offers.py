@@ -1,0 +1,82 @@
+"""Which machines fit, in which order, and what is taken where no type is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks import offers as module
+from gpuctl.stacks.machines import Catalog, MachineType, Price
+from gpuctl.stacks.offers import Wanted, cheapest, offers
+
+
+def machine(name: str, gpus: int = 1, gpu: str = "A100-40GB", **more: Any) -> MachineType:
+    usual: dict[str, Any] = {
+        "provider": "aws",
+        "family": name.partition(".")[0],
+        "gpu_memory_gb": 40,
+        "vcpus": 8,
+        "memory_gb": 64,
+        "network_gbps": 10,
+    }
+    return MachineType(name=name, gpu=gpu, gpus=gpus, **{**usual, **more})
+
+
+KNOWN = Catalog(
+    date="2026-11-01",
+    types=(
+        machine("eight", 8),
+        machine("one"),
+        machine("small", gpu="T4", provider="gcp"),
+        machine("secret", 8, gpu="H100"),
+        machine("never", spot=False),
+    ),
+    prices=(
+        Price(type="eight", region="r1", on_demand=24.0, spot=8.0),
+        Price(type="eight", region="r2", on_demand=24.0, spot=6.4),
+        Price(type="one", region="r1", on_demand=4.0),
+        Price(type="small", region="g1", on_demand=0.6, spot=0.2),
+        Price(type="never", region="r1", on_demand=0.1, spot=0.05),
+    ),
+)
+
+
+def names(wanted: Wanted) -> list[str]:
+    return [f"{offer.machine.name} {offer.price.region}".strip() for offer in offers(wanted, KNOWN)]
+
+
+def test_the_cheapest_gpu_hour_comes_first_and_what_has_no_price_last() -> None:
+    assert names(Wanted()) == ["never r1", "small g1", "eight r2", "eight r1", "one r1", "secret"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (Wanted(gpu="a100", gpus=8), ["eight r2", "eight r1"]),
+        (Wanted(gpu="A100-80GB"), []),
+        (Wanted(provider="gcp"), ["small g1"]),
+        (Wanted(region="r1"), ["never r1", "eight r1", "one r1"]),
+        (Wanted(max_price=4.0), ["never r1", "small g1", "one r1"]),
+        (Wanted(max_price=3.99), ["never r1", "small g1"]),
+        (Wanted(gpu="H100", max_price=1000), []),
+    ],
+)
+def test_only_what_fits_is_offered(wanted: Wanted, found: list[str]) -> None:
+    assert names(wanted) == found
+
+
+def test_what_is_not_sold_as_spot_has_no_spot_price() -> None:
+    (offer,) = [offer for offer in offers(Wanted(), KNOWN) if offer.machine.name == "never"]
+    assert (offer.usd(spot=True), offer.usd(spot=False)) == (None, 0.1)
+    assert offers(Wanted(gpus=8, gpu="A100"), KNOWN)[0].usd_per_gpu(spot=True) == pytest.approx(0.8)
+
+
+def test_up_takes_the_cheapest_machine_that_is_sold_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "catalog", lambda: KNOWN)
+    assert cheapest(Wanted(gpu="A100", gpus=1), spot=False).machine.name == "never"
+    assert cheapest(Wanted(gpu="A100", gpus=1), spot=True).machine.name == "one"
+    assert cheapest(Wanted(gpus=8), spot=True).price.region == "r2"
+    with pytest.raises(BadInput, match="nothing that gpuctl knows a price of fits"):
+        cheapest(Wanted(gpu="H100"), spot=True)
