@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from gpuctl.cluster.bucket import PartStore
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.cluster.manifest import Manifest, read_manifest
+from gpuctl.cluster.manifest import BLOCK_BYTES, Manifest, read_manifest
 from gpuctl.cluster.records import CheckpointEntry
 from gpuctl.trainers import reading
 from gpuctl.trainers.flattening import Path, is_tensor, leaves_of
@@ -153,7 +153,8 @@ class BucketReader(StorageReader):
 
     def _read(self, items: Iterable[ReadItem], room_for: Callable[[ReadItem], torch.Tensor]) -> None:
         opened = self._now()
-        threads = self._limits.reads(max((part.size for part in opened.manifest.parts), default=0))
+        # A block of one part may wait for that of the next.
+        threads = self._limits.reads(max((part.size for part in opened.manifest.parts), default=0) + BLOCK_BYTES)
         reading.load(opened.manifest, items, room_for, opened.parts, threads)
 
     def _now(self) -> _Opened:
