@@ -1,6 +1,6 @@
 """Instance types with GPUs, as the clouds' pages have them: what a plan must know of a machine before there is one.
 
-``catalog.json`` in this folder holds them, with prices and the dates of both; ``offers`` reads the prices.
+``catalog.json`` in this folder holds them, with prices, their dates and their sources; ``offers`` reads the prices.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     provider: CloudName
     name: str
+    """The cloud's own. Google hangs GPUs on general machines, so a type there may have them in its name:
+    ``n1-standard-8+t4x1`` is ``n1-standard-8`` with one T4 (see ``gcp.shape``)."""
     family: str
     """What quotas and placement go by, such as ``p4d``."""
     gpu: str
-    """Such as ``A100-40GB``."""
+    """Such as ``A100-40GB``: with the memory where there are several."""
     gpus: int
     gpu_memory_gb: float
     """Of each GPU."""
     vcpus: int
     memory_gb: float
     network_gbps: float
-    """All network cards together."""
+    """Of the fastest network between two machines, all of its cards together that gpuctl makes use of."""
     fabric: Fabric = ""
     fabric_cards: int = 0
-    """Network cards with ``fabric``; each wants an interface of its own."""
+    """Network cards with ``fabric``. EFA wants an interface for each."""
     spot: bool = True
     """Whether it is sold as spot at all."""
 
@@ -54,6 +56,8 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``None``: nobody has told us."""
     zones: dict[str, float] = {}
     """Spot price by zone, where it differs."""
+    date: str = ""
+    """When it was looked up, as YYYY-MM-DD; empty: on the catalog's date."""
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,8 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     """When the prices were looked up, as YYYY-MM-DD."""
     types: tuple[MachineType, ...]
     prices: tuple[Price, ...]
+    sources: tuple[str, ...] = ()
+    """Who said so, of types and of prices, and when."""
 
     def type(self, name: str, provider: str | None = None) -> MachineType:
         """Raises ``BadInput`` with the names that are most like it."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import pulumi
+from pulumi.runtime.mocks import MockMonitor
 from pulumi.runtime.stack import run_pulumi_func
 
+from gpuctl.stacks import program
 from gpuctl.stacks.cloud import Finding, cloud
 from gpuctl.stacks.machines import MachineType, Price, catalog
 from gpuctl.stacks.request import StackRequest
@@ -22,6 +24,9 @@ from gpuctl.stacks.rules import Draft, findings
 
 LATER = "known when it is created"
 """Stands for what a cloud answers."""
+_ASKED = ("id", "name", "objectId", "project", "selfLink", "subscriptionId", "value")
+"""What programs want to know of a cloud."""
+_NAMED_BY = ("name", "vmScaleSetName", "virtualNetworkName", "accountName", "resourceGroupName")
 _UNCHECKED = (
     "credentials and permissions",
     "quotas (gpuctl check)",
@@ -29,13 +34,19 @@ _UNCHECKED = (
 )
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True):
+class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One resource, as Pulumi's engine would be asked for it."""
 
     type: str
     """Pulumi token, such as ``aws:ec2/vpc:Vpc``."""
     name: str
     inputs: dict[str, Any]
+    kept: bool = False
+    """``down`` leaves it."""
+    pinned: tuple[str, ...] = ()
+    """Inputs that count when it is created, and never again."""
+    after: tuple[str, ...] = ()
+    """What is there before it is created and after it is deleted, as ``Vpc/demo``."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +73,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: tuple[str, ...] = _UNCHECKED
 
     def counts(self) -> dict[str, int]:
-        """Resources by type, without the components that only group them."""
-        return dict(Counter(resource.type for resource in self.resources if not resource.type.startswith("gpuctl:")))
+        """Resources by type, without the components that only group them, and without providers."""
+        no_thing = ("gpuctl:", "pulumi:")
+        return dict(Counter(resource.type for resource in self.resources if not resource.type.startswith(no_thing)))
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -80,7 +92,7 @@ def plan(request: StackRequest) -> Plan:
         machine=machine,
         resources=tuple(declared(request, machine)),
         cost=Cost(
-            date=catalog().date,
+            date=(price and price.date) or catalog().date,
             spot=None if price is None or price.spot is None else round(price.spot * request.nodes_max, 4),
             on_demand=None
             if price is None or price.on_demand is None
@@ -99,46 +111,90 @@ def price_of(request: StackRequest) -> Price | None:
 
 
 def declared(request: StackRequest, machine: MachineType) -> list[Resource]:
-    """All resources of the cloud's program, by type and name: the order in which Pulumi hears of them is no order."""
-    mocks = _Mocks()
-    there = cloud(request.provider)
+    """All resources of the cloud's program. Raises ``BadInput`` if the cloud's packages are not installed."""
 
     def declare() -> None:
-        there.program(request, machine)
+        program.run(request, machine)
+
+    return recorded(declare, request.cluster)
+
+
+def recorded(declare: Callable[[], None], stack: str) -> list[Resource]:
+    """What ``declare`` declares, by type and name: the order in which Pulumi hears of resources is no order."""
+    mocks = _Mocks()
+    monitor = _Monitor(mocks)
 
     async def run() -> None:
         # The stack of an earlier plan belongs to an event loop that is closed.
         pulumi.runtime.settings.set_root_resource(None)  # type: ignore[arg-type]
-        pulumi.runtime.set_mocks(mocks, project="gpuctl", stack=request.cluster, preview=True)
+        pulumi.runtime.set_mocks(mocks, project="gpuctl", stack=stack, preview=True, monitor=monitor)
         await run_pulumi_func(declare)
 
     asyncio.run(run())
-    return sorted(mocks.resources, key=lambda resource: (resource.type, resource.name))
+    return [
+        Resource(
+            type=kind,
+            name=name,
+            inputs=mocks.inputs[kind, name],
+            kept=asked.retainOnDelete,
+            pinned=tuple(asked.ignoreChanges),
+            after=tuple(sorted(_place(urn) for urn in asked.dependencies if "gpuctl:" not in _kind(urn))),
+        )
+        for (kind, name), asked in sorted(monitor.asked.items(), key=lambda item: item[0])
+    ]
+
+
+class _Monitor(MockMonitor):
+    """Hears of what ``Mocks`` are not told."""
+
+    def __init__(self, mocks: pulumi.runtime.Mocks) -> None:
+        super().__init__(mocks)
+        self.asked: dict[tuple[str, str], Any] = {}
+
+    def RegisterResource(self, request: Any) -> Any:  # noqa: N802 (Pulumi's name)
+        if request.type != "pulumi:pulumi:Stack":
+            self.asked[request.type, request.name] = request
+        return super().RegisterResource(request)  # type: ignore[no-untyped-call]
 
 
 class _Mocks(pulumi.runtime.Mocks):
     def __init__(self) -> None:
-        self.resources: list[Resource] = []
+        self.inputs: dict[tuple[str, str], dict[str, Any]] = {}
 
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str, dict[str, Any]]:
-        if args.typ != "pulumi:pulumi:Stack":
-            self.resources.append(Resource(type=args.typ, name=args.name, inputs=_plain(args.inputs)))
-        return f"{args.name}-id", {**args.inputs, **_answers(args)}
+        self.inputs[args.typ, args.name] = _plain(args.inputs)
+        # Lists and mappings stay out: what a cloud answers need not have the shape of what it was asked.
+        said = {key: value for key, value in args.inputs.items() if isinstance(value, str | bool | float)}
+        return _id(args), {**said, **_answers(args)}
 
     def call(self, args: pulumi.runtime.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        return {**args.args, "value": LATER, "selfLink": LATER, "id": LATER, "name": LATER}, []
+        return {**args.args, **dict.fromkeys(_ASKED, LATER)}, []
 
 
 def _answers(args: pulumi.runtime.MockResourceArgs) -> dict[str, Any]:
     """What other resources are told of this one."""
     return {
-        "arn": f"arn of {args.name}",
-        "name": args.inputs.get("name", args.name),
+        "arn": f"arn of {_id(args)}",
+        "name": next((args.inputs[key] for key in _NAMED_BY if key in args.inputs), args.name),
         "latestVersion": 1,
-        "selfLink": f"link of {args.name}",
-        "email": f"{args.name}@later",
-        "principalId": f"principal of {args.name}",
+        "selfLink": f"link of {_id(args)}",
+        "email": f"email of {_id(args)}",
+        "principalId": f"principal of {_id(args)}",
     }
+
+
+def _id(args: pulumi.runtime.MockResourceArgs) -> str:
+    """Such as ``Vpc/demo``."""
+    return f"{args.typ.rpartition(':')[2]}/{args.name}"
+
+
+def _kind(urn: str) -> str:
+    """The type in ``urn:pulumi:<stack>::<project>::<types, the parent's first>::<name>``."""
+    return urn.split("::")[2].rpartition("$")[2]
+
+
+def _place(urn: str) -> str:
+    return f"{_kind(urn).rpartition(':')[2]}/{urn.split('::', 3)[3]}"
 
 
 def _plain(value: Any) -> Any:

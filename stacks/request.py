@@ -6,8 +6,11 @@ same program. ``examples/stack.yaml`` has one.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -19,7 +22,16 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 """What all three clouds take as part of a name: a bucket's has 63 characters, a service account's 30."""
 
 
-class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GivenBucket(NamedTuple):
+    """A bucket that was there already."""
+
+    name: str
+    prefix: str
+    """Of the cluster, in it."""
+    options: dict[str, str]
+
+
+class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Of one cluster."""
 
     cluster: str
@@ -28,11 +40,12 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     nodes_min: int
     nodes_max: int
     region: str
-    zones: tuple[str, ...]
+    zones: tuple[str, ...] = ()
     """Where machines may be. One, unless somebody wants otherwise: traffic between zones costs money, and no fabric
-    crosses them."""
+    crosses them. Azure names them 1, 2, 3, and has regions and sizes without any."""
     account: str = ""
-    """Account, project or subscription; part of the bucket's name, which is the world's."""
+    """Account, project or subscription. Nothing is created in another one, if it is given; part of the bucket's name,
+    which is the world's."""
     spot: bool = True
     placement: bool = True
     """Machines side by side, where the type has a fabric."""
@@ -46,7 +59,12 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     user_data: str = ""
     """What cloud-init is given, before it is compressed."""
     bucket: str = ""
-    """URL of a bucket that is there already; empty: the program makes one."""
+    """URL of a bucket that is there already, such as one that ``down`` has left; empty: the program makes one."""
+    bucket_group: str = ""
+    """Azure: the resource group of the account in ``bucket``; empty: the one that this program would have made."""
+    reader: str = ""
+    """Azure: who reads the bucket besides the nodes, as ``User:<object id>`` or ``ServicePrincipal:<object id>``;
+    empty: the user who is logged in."""
     owner: str = ""
     version: str = ""
     created: str = ""
@@ -57,6 +75,8 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise BadInput(
                 f"{self.cluster!r} cannot name machines", "use up to 30 of a-z, 0-9 and -, a letter first, no - last"
             )
+        if not self.zones and self.provider != "azure":
+            raise BadInput(f"no zone of {self.region} is named", "such as --zone us-east-1a")
         if not 0 <= self.nodes_min <= self.nodes_max:
             raise BadInput(f"{self.nodes_min}:{self.nodes_max} is no number of nodes", "such as 2:4")
         if self.ssh_from:
@@ -64,8 +84,12 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 network = ipaddress.ip_network(self.ssh_from)
             except ValueError as error:
                 raise BadInput(f"{self.ssh_from!r} is no network: {error}", "such as 203.0.113.7/32") from error
+            if network.version != 4:
+                raise BadInput(f"{self.ssh_from} is IPv6, and the nodes have IPv4 only", "such as 203.0.113.7/32")
             if network.prefixlen == 0:
                 raise BadInput(f"{self.ssh_from} is everybody", "name the network that you come from")
+        if self.bucket:
+            self.given_bucket()
 
     def tags(self) -> dict[str, str]:
         """What every resource carries: ``down`` and ``leaks`` find by it what is left. GCP's and Azure's stricter forms
@@ -77,3 +101,24 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             "gpuctl:created": self.created,
         }
         return {key: value for key, value in told.items() if value}
+
+    def named(self, most: int) -> str:
+        """``gpuctl-<cluster>``; where that has more than ``most`` characters, its beginning and a part of ``mark``."""
+        whole = f"gpuctl-{self.cluster}"
+        return whole if len(whole) <= most else f"{whole[: most - 7].rstrip('-')}-{self.mark()[:6]}"
+
+    def mark(self) -> str:
+        """Ten hex digits that tell this cluster's names from all others in the world; the same every time."""
+        said = "/".join((self.provider, self.account, self.region, self.cluster))
+        return hashlib.sha256(said.encode()).hexdigest()[:10]
+
+    def given_bucket(self) -> GivenBucket:
+        """``bucket`` in its parts; the cluster gets a prefix of its own if none is named. Raises ``BadInput``."""
+        scheme = {"aws": "s3", "gcp": "gs", "azure": "az"}[self.provider]
+        parts = urlsplit(self.bucket)
+        options = dict(parse_qsl(parts.query))
+        if parts.scheme != scheme or not parts.netloc:
+            raise BadInput(f"{self.bucket!r} is no bucket of {self.provider}", f"such as {scheme}://bucket/prefix")
+        if self.provider == "azure" and "account_name" not in options:
+            raise BadInput(f"{self.bucket!r} names no storage account", "add ?account_name=…")
+        return GivenBucket(parts.netloc, parts.path.strip("/") or self.cluster, options)

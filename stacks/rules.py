@@ -13,6 +13,8 @@ from gpuctl.stacks.machines import MachineType, Price
 from gpuctl.stacks.request import StackRequest
 
 _RDMA = ("efa", "infiniband")
+_PLACED_TOGETHER = 100
+"""Machines that one placement group of a scale set holds: learn.microsoft.com, "large virtual machine scale sets"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,34 @@ def _several_zones_with_fabric(draft: Draft) -> tuple[str, str] | None:
     return None
 
 
+def _several_zones_for_one_group(draft: Draft) -> tuple[str, str] | None:
+    request = draft.request
+    if request.provider != "aws" and len(request.zones) > 1:
+        return f"the group of machines is in one zone, and there are {len(request.zones)}", "choose one"
+    return None
+
+
+def _too_many_together(draft: Draft) -> tuple[str, str] | None:
+    request = draft.request
+    if request.provider == "azure" and request.placement and request.nodes_max > _PLACED_TOGETHER:
+        return f"Azure places up to {_PLACED_TOGETHER} machines together, and not {request.nodes_max}", (
+            "take fewer, or add --no-placement"
+        )
+    return None
+
+
+def _no_key(draft: Draft) -> tuple[str, str] | None:
+    if draft.request.provider == "azure" and not draft.request.ssh_key:
+        return "Azure makes no machine without a key to log in with", "--ssh-key names a public key"
+    return None
+
+
+def _image_not_pinned(draft: Draft) -> tuple[str, str] | None:
+    if draft.request.provider == "azure" and not draft.request.image:
+        return "a machine that replaces another may get a newer image", "--image publisher:offer:sku:version pins it"
+    return None
+
+
 def _user_data_too_long(draft: Draft) -> tuple[str, str] | None:
     size, most = len(compressed(draft.request.user_data)), draft.cloud.user_data_bytes
     if size > most:
@@ -112,10 +142,14 @@ def _nobody_may_enter(draft: Draft) -> tuple[str, str] | None:
 
 RULES = (
     Rule("several-zones-with-fabric", "error", _several_zones_with_fabric),
+    Rule("several-zones-for-one-group", "error", _several_zones_for_one_group),
+    Rule("too-many-together", "error", _too_many_together),
+    Rule("no-ssh-key", "error", _no_key),
     Rule("user-data-too-long", "error", _user_data_too_long),
     Rule("not-sold-as-spot", "error", _not_sold_as_spot),
     Rule("fabric-without-placement", "warning", _fabric_without_placement),
     Rule("unknown-price", "warning", _unknown_price),
+    Rule("image-not-pinned", "note", _image_not_pinned),
     Rule("no-rdma", "note", _slow_network),
     Rule("no-ssh", "note", _nobody_may_enter),
 )

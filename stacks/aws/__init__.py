@@ -19,15 +19,25 @@ class Aws:
     user_data_bytes = 16_384
 
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
+        import pulumi
+        import pulumi_aws as aws
+
         from gpuctl.stacks.aws.group import Group
         from gpuctl.stacks.aws.identity import Identity
         from gpuctl.stacks.aws.network import Network
         from gpuctl.stacks.aws.storage import Storage
 
-        network = Network(request, machine)
-        storage = Storage(request)
-        identity = Identity(request, storage)
-        group = Group(request, machine, network, identity)
+        # Not the default one, which would go by the environment: the wrong region, or another account, is an error.
+        provider = aws.Provider(
+            request.cluster,
+            region=request.region,
+            allowed_account_ids=[request.account] if request.account else None,
+        )
+        there = pulumi.ResourceOptions(providers=[provider])
+        network = Network(request, machine, there)
+        storage = Storage(request, there)
+        identity = Identity(request, storage, there)
+        group = Group(request, machine, network, identity, there)
         return {
             "bucket": storage.url,
             "group": group.group.name,
@@ -38,7 +48,10 @@ class Aws:
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
         if has_public_address(machine):
             return [Extra("public addresses", PUBLIC_ADDRESS_USD_PER_HOUR * request.nodes_max)]
-        return [Extra("NAT gateway, and $0.045 for each GB through it", NAT_USD_PER_HOUR)]
+        return [
+            Extra("NAT gateway, and $0.045 for each GB through it", NAT_USD_PER_HOUR),
+            Extra("public address of the NAT gateway", PUBLIC_ADDRESS_USD_PER_HOUR),
+        ]
 
 
 def has_public_address(machine: MachineType) -> bool:

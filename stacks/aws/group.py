@@ -24,8 +24,15 @@ _IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu
 class Group(pulumi.ComponentResource):
     """``group``: the auto scaling group."""
 
-    def __init__(self, request: StackRequest, machine: MachineType, network: Network, identity: Identity) -> None:
-        super().__init__("gpuctl:aws:Group", request.cluster)
+    def __init__(
+        self,
+        request: StackRequest,
+        machine: MachineType,
+        network: Network,
+        identity: Identity,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("gpuctl:aws:Group", request.cluster, opts=opts)
         self._request = request
         self._machine = machine
         self._network = network
@@ -54,6 +61,7 @@ class Group(pulumi.ComponentResource):
                 ),
             ),
             capacity_rebalance=False,  # it launches first, and so goes beyond the maximum
+            suspended_processes=["AZRebalance"],  # it ends machines that work, for the zones' balance
             health_check_type="EC2",
             health_check_grace_period=600,
             default_cooldown=0,
@@ -63,7 +71,10 @@ class Group(pulumi.ComponentResource):
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in {**request.tags(), "Name": request.cluster}.items()
             ],
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
+            # A machine that starts finds its way out and its rights there, and they are there until it has ended.
+            opts=pulumi.ResourceOptions(
+                parent=self, depends_on=[network, identity], ignore_changes=["desiredCapacity"]
+            ),
         )
         self.register_outputs({"group": self.group.name})
 
@@ -73,8 +84,9 @@ class Group(pulumi.ComponentResource):
         return template.LaunchTemplate(
             request.cluster,
             name_prefix=f"gpuctl-{request.cluster}-",
-            image_id=request.image or aws.ssm.get_parameter_output(name=_IMAGE).value,
+            image_id=request.image or self._image(),
             instance_type=self._machine.name,
+            key_name=self._key(),
             update_default_version=True,
             iam_instance_profile=template.LaunchTemplateIamInstanceProfileArgs(arn=identity.profile.arn),
             network_interfaces=self._cards(),
@@ -105,22 +117,35 @@ class Group(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=[] if request.image else ["imageId"]),
         )
 
+    def _image(self) -> pulumi.Output[str]:
+        return aws.ssm.get_parameter_output(name=_IMAGE, opts=pulumi.InvokeOutputOptions(parent=self)).value
+
+    def _key(self) -> pulumi.Output[str] | None:
+        if not self._request.ssh_key:
+            return None
+        return aws.ec2.KeyPair(
+            self._request.cluster,
+            key_name_prefix=f"gpuctl-{self._request.cluster}-",
+            public_key=self._request.ssh_key,
+            tags=self._request.tags(),
+            opts=self._inside,
+        ).key_name
+
     def _cards(self) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
-        """One interface for each card with EFA: the first has device index 0, all others 1. Security groups belong here
-        once there is such a list."""
-        cards = max(1, self._machine.fabric_cards)
-        kind = "efa" if self._machine.fabric == "efa" else None
+        """One interface for each card with EFA: the first has device index 0, all others 1, and no address: they carry
+        EFA only. Security groups belong here once there is such a list."""
+        efa = self._machine.fabric == "efa"
         public = "true" if cloud.has_public_address(self._machine) else None
         return [
             aws.ec2.LaunchTemplateNetworkInterfaceArgs(
                 network_card_index=card,
                 device_index=0 if card == 0 else 1,
-                interface_type=kind,
+                interface_type=("efa" if card == 0 else "efa-only") if efa else None,
                 associate_public_ip_address=public,
                 delete_on_termination="true",
                 security_groups=[self._network.security_group.id],
             )
-            for card in range(cards)
+            for card in range(max(1, self._machine.fabric_cards))
         ]
 
     def _side_by_side(self) -> aws.ec2.PlacementGroup | None:

@@ -16,8 +16,8 @@ _OBJECTS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipar
 class Identity(pulumi.ComponentResource):
     """``profile``: the instance profile of all nodes."""
 
-    def __init__(self, request: StackRequest, storage: Storage) -> None:
-        super().__init__("gpuctl:aws:Identity", request.cluster)
+    def __init__(self, request: StackRequest, storage: Storage, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpuctl:aws:Identity", request.cluster, opts=opts)
         inside = pulumi.ResourceOptions(parent=self)
         trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
         role = aws.iam.Role(

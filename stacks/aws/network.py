@@ -2,7 +2,8 @@
 
 Types with one network card get public addresses. Those with several cannot, so they live in private subnets: they reach
 the Internet through a NAT gateway, S3 through a gateway endpoint that costs nothing, and are reached by SSH through an
-EC2 Instance Connect endpoint, which costs nothing either.
+EC2 Instance Connect endpoint, which costs nothing either. Who may use the endpoint is decided by IAM; it hands the
+user's address on, so that the rule for SSH is the same either way.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _PUBLIC = "10.77.250.0/24"
 class Network(pulumi.ComponentResource):
     """``subnets``, in the order of the request's zones, and ``security_group``."""
 
-    def __init__(self, request: StackRequest, machine: MachineType) -> None:
-        super().__init__("gpuctl:aws:Network", request.cluster)
+    def __init__(self, request: StackRequest, machine: MachineType, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpuctl:aws:Network", request.cluster, opts=opts)
         self._request = request
         self._inside = pulumi.ResourceOptions(parent=self)
         self._tags = {**request.tags(), "Name": request.cluster}
@@ -36,8 +37,10 @@ class Network(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._inside,
         )
-        gateway = aws.ec2.InternetGateway(request.cluster, vpc_id=self.vpc.id, tags=self._tags, opts=self._inside)
-        self._open = self._routes("public", aws.ec2.RouteTableRouteArgs(cidr_block="0.0.0.0/0", gateway_id=gateway.id))
+        self._gateway = aws.ec2.InternetGateway(request.cluster, vpc_id=self.vpc.id, tags=self._tags, opts=self._inside)
+        self._open = self._routes(
+            "public", aws.ec2.RouteTableRouteArgs(cidr_block="0.0.0.0/0", gateway_id=self._gateway.id)
+        )
         routes = self._open if public else self._behind_nat()
         self.subnets = [
             self._subnet(zone, f"10.77.{16 * number}.0/20", zone, routes, public=public)
@@ -77,11 +80,11 @@ class Network(pulumi.ComponentResource):
 
     def _behind_nat(self) -> aws.ec2.RouteTable:
         name = f"{self._request.cluster}-nat"
-        address = aws.ec2.Eip(name, domain="vpc", tags=self._tags, opts=self._inside)
-        outside = self._subnet("nat", _PUBLIC, self._request.zones[0], self._open, public=False)
-        nat = aws.ec2.NatGateway(
-            name, allocation_id=address.id, subnet_id=outside.id, tags=self._tags, opts=self._inside
-        )
+        # Neither works, nor can the gateway be taken away, but while it is attached to the network.
+        outside = pulumi.ResourceOptions.merge(self._inside, pulumi.ResourceOptions(depends_on=[self._gateway]))
+        address = aws.ec2.Eip(name, domain="vpc", tags=self._tags, opts=outside)
+        subnet = self._subnet("nat", _PUBLIC, self._request.zones[0], self._open, public=False)
+        nat = aws.ec2.NatGateway(name, allocation_id=address.id, subnet_id=subnet.id, tags=self._tags, opts=outside)
         return self._routes("private", aws.ec2.RouteTableRouteArgs(cidr_block="0.0.0.0/0", nat_gateway_id=nat.id))
 
     def _security_group(self, *, public: bool) -> aws.ec2.SecurityGroup:
@@ -121,7 +124,7 @@ class Network(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._inside,
         )
-        if self._request.ssh_from and public:
+        if self._request.ssh_from:
             aws.vpc.SecurityGroupIngressRule(
                 f"{name}-ssh",
                 security_group_id=group.id,
@@ -129,16 +132,16 @@ class Network(pulumi.ComponentResource):
                 from_port=22,
                 to_port=22,
                 cidr_ipv4=self._request.ssh_from,
-                description="SSH from the user's address",
+                description="SSH from the user's network",
                 tags=self._tags,
                 opts=self._inside,
             )
-        if self._request.ssh_from and not public:
-            self._endpoint(group)
+            if not public:
+                self._endpoint(group)
         return group
 
     def _endpoint(self, nodes: aws.ec2.SecurityGroup) -> None:
-        """SSH without a public address: who may use the endpoint is decided by IAM, and it reaches the nodes alone."""
+        """SSH without a public address."""
         name = f"{self._request.cluster}-ssh"
         group = aws.ec2.SecurityGroup(
             name,
@@ -154,20 +157,15 @@ class Network(pulumi.ComponentResource):
             from_port=22,
             to_port=22,
             referenced_security_group_id=nodes.id,
-            tags=self._tags,
-            opts=self._inside,
-        )
-        aws.vpc.SecurityGroupIngressRule(
-            f"{name}-endpoint",
-            security_group_id=nodes.id,
-            ip_protocol="tcp",
-            from_port=22,
-            to_port=22,
-            referenced_security_group_id=group.id,
-            description="SSH through the endpoint",
+            description="SSH to the nodes",
             tags=self._tags,
             opts=self._inside,
         )
         aws.ec2transitgateway.InstanceConnectEndpoint(
-            name, subnet_id=self.subnets[0].id, security_group_ids=[group.id], tags=self._tags, opts=self._inside
+            name,
+            subnet_id=self.subnets[0].id,
+            security_group_ids=[group.id],
+            preserve_client_ip=True,
+            tags=self._tags,
+            opts=self._inside,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import urlencode
 
 import pulumi
 import pulumi_aws as aws
@@ -15,28 +16,30 @@ _UNFINISHED_DAYS = 3
 class Storage(pulumi.ComponentResource):
     """``url``, as ``gpuctl.cluster.bucket`` takes it, and ``arn`` and ``prefix`` of what belongs to the cluster."""
 
-    def __init__(self, request: StackRequest) -> None:
-        super().__init__("gpuctl:aws:Storage", request.cluster)
+    def __init__(self, request: StackRequest, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpuctl:aws:Storage", request.cluster, opts=opts)
         self.prefix = request.cluster
+        options = {"region": request.region}
         if request.bucket:
-            name, _, self.prefix = request.bucket.removeprefix("s3://").partition("?")[0].rstrip("/").partition("/")
-            self.name: pulumi.Input[str] = name
-            self.arn = pulumi.Output.from_input(f"arn:aws:s3:::{name}")
+            given = request.given_bucket()
+            self.prefix, options = given.prefix, options | given.options
+            self.name: pulumi.Input[str] = given.name
+            self.arn = pulumi.Output.from_input(f"arn:aws:s3:::{given.name}")
         else:
             bucket = self._made(request)
             self.name, self.arn = bucket.bucket, bucket.arn
-        self.url = pulumi.Output.concat("s3://", self.name, "/", self.prefix, "?region=", request.region)
+        self.url = pulumi.Output.concat("s3://", self.name, "/", self.prefix, "?", urlencode(options))
         self.register_outputs({"url": self.url})
 
     def _made(self, request: StackRequest) -> aws.s3.Bucket:
         kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         bucket = aws.s3.Bucket(
             request.cluster,
-            bucket=f"gpuctl-{request.cluster}-{request.account}-{request.region}",
+            bucket=f"gpuctl-{request.cluster}-{request.mark()}",
             tags=request.tags(),
             opts=kept,
         )
-        aws.s3.BucketPublicAccessBlock(
+        shut = aws.s3.BucketPublicAccessBlock(
             request.cluster,
             bucket=bucket.id,
             block_public_acls=True,
@@ -72,7 +75,14 @@ class Storage(pulumi.ComponentResource):
             ],
             opts=kept,
         )
-        aws.s3.BucketPolicy(request.cluster, bucket=bucket.id, policy=bucket.arn.apply(_tls_only), opts=kept)
+        # One after the other: S3 refuses two changes of a bucket's access at once.
+        after = pulumi.ResourceOptions(depends_on=[shut])
+        aws.s3.BucketPolicy(
+            request.cluster,
+            bucket=bucket.id,
+            policy=bucket.arn.apply(_tls_only),
+            opts=pulumi.ResourceOptions.merge(kept, after),
+        )
         return bucket
 
 
