@@ -1,0 +1,86 @@
+"""Microsoft Azure: a Uniform scale set of Spot machines, in one placement group.
+
+InfiniBand is there between ND sizes only, and only within that placement group. NC A100 v4 and NCads H100 v5 have none:
+NCCL goes over TCP between them. The image brings the drivers; nothing else need be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gpuctl.stacks.cloud import Extra
+from gpuctl.stacks.machines import MachineType
+from gpuctl.stacks.request import StackRequest
+
+if TYPE_CHECKING:
+    import pulumi
+
+PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
+"""Standard, static, as scale sets have them: azure.microsoft.com/pricing/details/ip-addresses."""
+
+
+class Azure:
+    """See ``cloud.Cloud``."""
+
+    user_data_bytes = 65_535
+    """``customData`` before base64."""
+
+    def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
+        import pulumi
+        import pulumi_azure_native as azure
+
+        from gpuctl.stacks.azure.group import Group
+        from gpuctl.stacks.azure.identity import Identity
+        from gpuctl.stacks.azure.network import Network
+        from gpuctl.stacks.azure.storage import Storage
+
+        # Not the default one, which would go by the environment.
+        provider = azure.Provider(request.cluster, subscription_id=request.account or None, location=request.region)
+        there = pulumi.ResourceOptions(providers=[provider])
+        home = azure.resources.ResourceGroup(
+            request.cluster,
+            resource_group_name=resource_group(request),
+            location=request.region,
+            tags=request.tags(),
+            opts=pulumi.ResourceOptions(provider=provider),
+        )
+        # What is in the resource group gives its name only, and so must be told to wait for it.
+        inside = pulumi.ResourceOptions(providers=[provider], depends_on=[home])
+        network = Network(request, machine, inside)
+        storage = Storage(request, there)
+        identity = Identity(request, storage, inside)
+        group = Group(request, machine, network, identity, inside)
+        return {
+            "bucket": storage.url,
+            "group": group.group.name,
+            "region": request.region,
+            "zones": list(request.zones),
+        }
+
+    def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
+        del machine
+        return [Extra("public addresses", PUBLIC_ADDRESS_USD_PER_HOUR * request.nodes_max)]
+
+
+def resource_group(request: StackRequest) -> str:
+    """Where all is that ``down`` takes away."""
+    return request.named(80)
+
+
+def kept_resource_group(request: StackRequest) -> str:
+    """Where the bucket is: to delete a resource group is to delete all that is in it."""
+    return f"{request.named(80)}-kept"
+
+
+def subscription(request: StackRequest, parent: pulumi.Resource) -> pulumi.Input[str]:
+    """The one asked for, else the one that the user's credentials belong to."""
+    if request.account:
+        return request.account
+    import pulumi
+    import pulumi_azure_native as azure
+
+    return azure.authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=parent)).subscription_id
+
+
+CLOUD = Azure()

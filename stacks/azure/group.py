@@ -1,0 +1,170 @@
+"""The machines: a Uniform scale set, which tries to restore those that are taken.
+
+Nothing here waits for machines, and nothing fights their number: a node that was idle shrinks the set itself, and
+``up`` sets the number it is asked for when all of this exists. What the set does not restore, ``repair`` does.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import pulumi
+import pulumi_azure_native as azure
+
+from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.azure import resource_group, subscription
+from gpuctl.stacks.azure.identity import Identity
+from gpuctl.stacks.azure.network import Network
+from gpuctl.stacks.machines import MachineType
+from gpuctl.stacks.request import StackRequest
+from gpuctl.stacks.rules import compressed
+
+_IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
+_USER = "ubuntu"
+_TRY_TO_RESTORE = "PT1H"
+_IMAGE_PATH = "virtualMachineProfile.storageProfile.imageReference"
+_LEAVE = (
+    "Microsoft.Compute/virtualMachineScaleSets/read",
+    "Microsoft.Compute/virtualMachineScaleSets/delete/action",
+)
+"""``delete/action`` deletes instances; the right to delete the set itself is called ``delete``."""
+
+
+class Group(pulumi.ComponentResource):
+    """``group``: the scale set."""
+
+    def __init__(
+        self,
+        request: StackRequest,
+        machine: MachineType,
+        network: Network,
+        identity: Identity,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("gpuctl:azure:Group", request.cluster, opts=opts)
+        self._request = request
+        self._machine = machine
+        self._inside = pulumi.ResourceOptions(parent=self)
+        compute = azure.compute
+        self.group = compute.VirtualMachineScaleSet(
+            request.cluster,
+            vm_scale_set_name=request.named(64),
+            resource_group_name=resource_group(request),
+            location=request.region,
+            zones=list(request.zones) or None,
+            sku=compute.SkuArgs(name=machine.name, tier="Standard", capacity=request.nodes_max),
+            orchestration_mode=compute.OrchestrationMode.UNIFORM,
+            single_placement_group=request.placement,
+            overprovision=False,  # more machines than asked for, for a while
+            upgrade_policy=compute.UpgradePolicyArgs(mode=compute.UpgradeMode.MANUAL),
+            spot_restore_policy=compute.SpotRestorePolicyArgs(enabled=True, restore_timeout=_TRY_TO_RESTORE)
+            if request.spot
+            else None,
+            identity=compute.VirtualMachineScaleSetIdentityArgs(
+                type=compute.ResourceIdentityType.USER_ASSIGNED, user_assigned_identities=[identity.id]
+            ),
+            virtual_machine_profile=self._machines(network),
+            tags=request.tags(),
+            # A machine that starts finds its way out and its rights there, and they are there until it has ended.
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=[network, identity],
+                ignore_changes=["sku.capacity"] + ([] if request.image else [_IMAGE_PATH]),
+            ),
+        )
+        self._let_leave(identity)
+        self.register_outputs({"group": self.group.name})
+
+    def _machines(self, network: Network) -> azure.compute.VirtualMachineScaleSetVMProfileArgs:
+        compute = azure.compute
+        return compute.VirtualMachineScaleSetVMProfileArgs(
+            priority=compute.VirtualMachinePriorityTypes.SPOT if self._request.spot else None,
+            # Deallocate would go on to cost for the disks.
+            eviction_policy=compute.VirtualMachineEvictionPolicyTypes.DELETE if self._request.spot else None,
+            billing_profile=compute.BillingProfileArgs(max_price=-1) if self._request.spot else None,
+            os_profile=self._login(),
+            storage_profile=compute.VirtualMachineScaleSetStorageProfileArgs(
+                image_reference=_image(self._request.image or _IMAGE),
+                os_disk=compute.VirtualMachineScaleSetOSDiskArgs(
+                    create_option=compute.DiskCreateOptionTypes.FROM_IMAGE,
+                    caching=compute.CachingTypes.READ_WRITE,
+                    disk_size_gb=self._request.disk_gb,
+                    managed_disk=compute.VirtualMachineScaleSetManagedDiskParametersArgs(
+                        storage_account_type=compute.StorageAccountTypes.PREMIUM_LRS
+                    ),
+                ),
+            ),
+            network_profile=compute.VirtualMachineScaleSetNetworkProfileArgs(
+                network_interface_configurations=[_card(network)]
+            ),
+        )
+
+    def _login(self) -> azure.compute.VirtualMachineScaleSetOSProfileArgs:
+        compute = azure.compute
+        keys = [
+            compute.SshPublicKeyArgs(key_data=key, path=f"/home/{_USER}/.ssh/authorized_keys")
+            for key in [self._request.ssh_key]
+            if key
+        ]
+        return compute.VirtualMachineScaleSetOSProfileArgs(
+            computer_name_prefix=self._request.cluster,
+            admin_username=_USER,
+            custom_data=base64.b64encode(compressed(self._request.user_data)).decode(),
+            linux_configuration=compute.LinuxConfigurationArgs(
+                disable_password_authentication=True, ssh=compute.SshConfigurationArgs(public_keys=keys)
+            ),
+        )
+
+    def _let_leave(self, identity: Identity) -> None:
+        """A node deletes its instance, and by that the set's capacity: a role of one right, and on this set only."""
+        home = pulumi.Output.concat(
+            "/subscriptions/", subscription(self._request, self), f"/resourceGroups/{resource_group(self._request)}"
+        )
+        role = azure.authorization.RoleDefinition(
+            self._request.cluster,
+            role_name=f"leave the scale set of the gpuctl cluster {self._request.cluster} ({self._request.mark()})",
+            description="Nodes take themselves out when they are idle",
+            role_type="CustomRole",
+            scope=home,
+            assignable_scopes=[home],
+            permissions=[azure.authorization.PermissionArgs(actions=list(_LEAVE))],
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[self.group]),  # and so in its resource group
+        )
+        azure.authorization.RoleAssignment(
+            f"{self._request.cluster}-leave",
+            scope=self.group.id,
+            role_definition_id=role.id,
+            principal_id=identity.principal,
+            principal_type=azure.authorization.PrincipalType.SERVICE_PRINCIPAL,
+            opts=self._inside,
+        )
+
+
+def _image(name: str) -> azure.compute.ImageReferenceArgs:
+    """Raises ``BadInput`` for a name that has not four parts."""
+    parts = name.split(":")
+    if len(parts) != 4:
+        raise BadInput(f"{name!r} is no image of Azure's", f"it has four parts, as {_IMAGE} has")
+    publisher, offer, sku, version = parts
+    return azure.compute.ImageReferenceArgs(publisher=publisher, offer=offer, sku=sku, version=version)
+
+
+def _card(network: Network) -> azure.compute.VirtualMachineScaleSetNetworkConfigurationArgs:
+    compute = azure.compute
+    return compute.VirtualMachineScaleSetNetworkConfigurationArgs(
+        name="card",
+        primary=True,
+        enable_accelerated_networking=True,
+        ip_configurations=[
+            compute.VirtualMachineScaleSetIPConfigurationArgs(
+                name="address",
+                primary=True,
+                subnet=compute.ApiEntityReferenceArgs(id=network.subnets[0].id),
+                public_ip_address_configuration=compute.VirtualMachineScaleSetPublicIPAddressConfigurationArgs(
+                    name="public",
+                    sku=compute.PublicIPAddressSkuArgs(name=compute.PublicIPAddressSkuName.STANDARD),
+                    delete_option=compute.DeleteOptions.DELETE,
+                ),
+            )
+        ],
+    )
