@@ -70,16 +70,12 @@ class Commits:
         """
         pauses = iter(_PAUSES_S)
         while True:
-            self._version = self._ledger.read()
-            log = self._log()
-            self.round = log.fence + 1 if self._wanted is None else self._wanted
-            self._check_fence(log)
             try:
-                if log.fence == self.round or self._try(replace(log, fence=self.round)):
+                if self._raised():
                     self._wanted = self.round
                     return self.round, self._log().entries
             except StoreUnavailable:
-                # The client does not repeat a put on a condition whose connection broke. The next look tells.
+                # The client repeats no listing that breaks off, and no put on a condition. The next look tells.
                 pause_s = next(pauses, None)
                 if pause_s is None:
                     raise
@@ -133,6 +129,14 @@ class Commits:
         if not self._swept:
             self._store.delete([item.key for item in left_over(self._store, needed, self.round)])
             self._swept = True
+
+    def _raised(self) -> bool:
+        """Read the log, and raise its fence to this round; ``False`` if somebody else wrote it first."""
+        self._version = self._ledger.read()
+        log = self._log()
+        self.round = log.fence + 1 if self._wanted is None else self._wanted
+        self._check_fence(log)
+        return log.fence == self.round or self._try(replace(log, fence=self.round))
 
     def _needed(self, entries: Sequence[CheckpointEntry]) -> set[str]:
         for entry in entries:

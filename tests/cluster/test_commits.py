@@ -187,11 +187,13 @@ def test_a_commit_whose_answer_is_lost_is_settled_by_reading(file_url: str) -> N
     assert committed(store) == [(1, 1), (3, 1)]
 
 
-@pytest.mark.parametrize("trouble", ["lost", "unheard"])
-def test_a_round_begins_though_the_connection_breaks_as_it_raises_the_fence(file_url: str, trouble: Trouble) -> None:
+@pytest.mark.parametrize(("verb", "trouble"), [("create", "lost"), ("create", "unheard"), ("list", "lost")])
+def test_a_round_begins_though_the_connection_breaks_as_it_raises_the_fence(
+    file_url: str, verb: str, trouble: Trouble
+) -> None:
     store = open_bucket(file_url)
     faulty = FaultyStore(store)
-    faulty.trouble("create", trouble)
+    faulty.trouble(verb, trouble)
     assert Commits(faulty, 4, ALL).begin() == (4, ())
     with pytest.raises(Fenced):
         Commits(store, 3, ALL).begin()

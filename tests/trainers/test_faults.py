@@ -210,7 +210,8 @@ def test_killed_with_a_request_on_its_way_a_rank_leaves_the_newest_step_whole(
 
 class Relentless(Proxy):
     """Each write meets ``strike`` twice, before it arrives and once it has landed, and is answered when it is tried for
-    the third time. Of reads only the first of a kind does; of writes too, when it is ``once`` for them."""
+    the third time. Of reads only the first of a kind does; of writes too, when it is ``once`` for them. A read is also
+    cut off in the middle of its answer."""
 
     def __init__(self, upstream: str, strike: Callable[[], object]) -> None:
         super().__init__(upstream, in_turn=True)
@@ -221,13 +222,18 @@ class Relentless(Proxy):
 
     def take(self, method: str, path: str) -> Fault | None:
         name = named(method, path)
-        spoil = (*ENDS, None)[self._tries[name] % 3]
+        spoils = (*ends_of(name), None)
+        spoil = spoils[self._tries[name] % len(spoils)]
         self._tries[name] += 1
         known = (kind(name), spoil) in self.struck and (self.once or method == "GET")
         if spoil is None or known:
             return None
         self.struck.add((kind(name), spoil))
         return Fault(spoil, "", strike=self._strike)
+
+
+def ends_of(name: str) -> tuple[Spoil, ...]:
+    return (*ENDS, "land-cut") if name.startswith("GET") else ENDS
 
 
 def kind(name: str) -> str:
@@ -266,7 +272,7 @@ def tried_at_every_request(first_step: Bucket, url: str, endpoint: str, strike: 
     with calm.running():
         behind = through(copied(first_step, f"{base}/case-0?{options}"), endpoint, calm)
         run(2, faulty.go_on, [behind, behind])
-    expected = {(kind(name.rpartition(" #")[0]), spoil) for name in calm.numbered for spoil in ENDS}
+    expected = {(kind(name.rpartition(" #")[0]), spoil) for name in calm.numbered for spoil in ends_of(name)}
     place = copied(first_step, f"{base}/case-1?{options}")
     proxy = Relentless(endpoint, lambda: strike(place))
     with proxy.running(), read_meanwhile(place):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from gpuctl import Checkpointer
 from gpuctl.cluster.blocks import read_block
 from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.commits import ledger_of, needed_by
-from gpuctl.cluster.errors import Damaged
+from gpuctl.cluster.errors import Damaged, StoreUnavailable
 from gpuctl.cluster.manifest import read_manifest
 from gpuctl.cluster.records import CheckpointEntry
 from tests.trainers.faulty import at_step, is_at
@@ -55,8 +56,9 @@ def read_meanwhile(url: str, every_s: float = 0.03) -> Iterator[None]:
     def read() -> None:
         store = open_bucket(url)
         while not found[0]:
-            found[0] = torn(store)
-            next(looks)
+            with contextlib.suppress(StoreUnavailable):  # killed just now, or away
+                found[0] = torn(store)
+                next(looks)
             if over.wait(every_s):
                 return
 
