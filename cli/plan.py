@@ -1,0 +1,154 @@
+"""What ``gpuctl up`` would create on a cloud: from flags to a request, and the plan as people read it."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuctl import __version__
+from gpuctl.cli.options import parse_flag, whole_number
+from gpuctl.cli.settings import Settings
+from gpuctl.cli.terminal import out, say, table
+from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.machines import CloudName, MachineType, Price, catalog
+from gpuctl.stacks.offers import Wanted, cheapest, offers
+from gpuctl.stacks.request import StackRequest
+
+if TYPE_CHECKING:
+    from gpuctl.stacks.planning import Plan
+
+_USUAL_REGION = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
+_FIRST_ZONE = {"aws": "{}a", "gcp": "{}-a", "azure": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFlags:
+    """Those of ``gpuctl up`` that only clouds know."""
+
+    type: str | None = None
+    gpu: str | None = None
+    gpus: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    on_demand: bool = False
+    ssh_from: str | None = None
+    ssh_key: str | None = None
+
+    def given(self) -> list[str]:
+        """Their names."""
+        named: dict[str, str | bool | None] = {
+            "--type": self.type,
+            "--gpu": self.gpu,
+            "--gpus": self.gpus,
+            "--region": self.region,
+        }
+        named |= {
+            "--zone": self.zone,
+            "--on-demand": self.on_demand,
+            "--ssh-from": self.ssh_from,
+            "--ssh-key": self.ssh_key,
+        }
+        return [name for name, value in named.items() if value]
+
+
+def request_of(settings: Settings, provider: CloudName, flags: MachineFlags) -> StackRequest:
+    """Raises ``BadInput`` for what no cloud would take."""
+    machine, price = _machine(provider, flags)
+    region = flags.region or _region_of(provider, flags.zone) or (price and price.region) or _USUAL_REGION[provider]
+    zone = flags.zone or _FIRST_ZONE[provider].format(region)
+    if provider != "azure" and not zone.startswith(region):
+        raise BadInput(f"zone {zone} is not in {region}", f"such as {_FIRST_ZONE[provider].format(region)}")
+    fewest, most = settings.nodes
+    return StackRequest(
+        cluster=settings.cluster,
+        provider=provider,
+        type=machine.name,
+        nodes_min=fewest,
+        nodes_max=most,
+        region=region,
+        zones=(zone,) if zone else (),
+        spot=not flags.on_demand,
+        ssh_from=flags.ssh_from or "",
+        ssh_key=_public_key(flags.ssh_key),
+        bucket=settings.bucket or "",
+        owner=getpass.getuser(),
+        version=__version__,
+        created=time.strftime("%Y-%m-%d", time.gmtime()),
+    )
+
+
+def _machine(provider: CloudName, flags: MachineFlags) -> tuple[MachineType, Price | None]:
+    if flags.type is None:
+        gpus = parse_flag("--gpus", flags.gpus, whole_number(1))
+        wanted = Wanted(provider=provider, region=flags.region, gpu=flags.gpu, gpus=gpus)
+        offer = cheapest(wanted, spot=not flags.on_demand)
+        return offer.machine, offer.price
+    if flags.gpu or flags.gpus:
+        raise BadInput("--type names the machine already", "leave --gpu and --gpus out")
+    machine = catalog().type(flags.type, provider)
+    known = [offer.price for offer in offers(Wanted(provider=provider)) if offer.machine == machine]
+    return machine, next((price for price in known if price.region), None)
+
+
+def _public_key(path: str | None) -> str:
+    """The user's own, where none is named and there is one."""
+    usual = Path.home() / ".ssh" / "id_ed25519.pub"
+    if path is None:
+        return usual.read_text().strip() if usual.is_file() else ""
+    try:
+        text = Path(path).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"--ssh-key {path} cannot be read: {error}", "name a file such as ~/.ssh/id_ed25519.pub"
+        ) from error
+    if not text.startswith(("ssh-", "ecdsa-", "sk-")) or "\n" in text:
+        raise BadInput(f"{path} is no public key", "name a file such as ~/.ssh/id_ed25519.pub")
+    return text
+
+
+def _region_of(provider: CloudName, zone: str | None) -> str | None:
+    """``us-east-1a`` is in ``us-east-1``, ``us-central1-a`` in ``us-central1``; Azure's zones do not tell."""
+    if not zone or provider == "azure":
+        return None
+    return zone[:-1] if provider == "aws" else zone.rpartition("-")[0]
+
+
+def show(plan: Plan) -> None:
+    """The table on standard output, and what there is to say of it on standard error."""
+    request, machine = plan.request, plan.machine
+    where = ", ".join(request.zones) or request.region
+    kind = "spot" if request.spot else "on demand"
+    out(f"{request.nodes_max} x {machine.name} ({machine.gpus} {machine.gpu}, {kind}) in {where}, {request.provider}")
+    for line in table(("RESOURCES", "KIND"), [[str(many), kind] for kind, many in sorted(plan.counts().items())]):
+        out(f"  {line}")
+    for line in _cost(plan):
+        out(line)
+    for finding in plan.findings:
+        say(f"{finding.severity}: {finding.message}" + (f"; {finding.hint}" if finding.hint else ""))
+    say(f"not checked: {', '.join(plan.unchecked)}")
+
+
+def _cost(plan: Plan) -> Iterator[str]:
+    cost = plan.cost
+    hour = cost.per_hour(plan.request.spot)
+    for name, usd in (("spot", cost.spot), ("on demand", cost.on_demand)):
+        yield f"machines, {name}: " + ("nobody has told us" if usd is None else f"${usd:.2f}/h")
+    for what, usd in cost.extras.items():
+        yield f"{what}: ${usd:.3f}/h"
+    if hour is not None:
+        yield f"all of it: ${hour:.2f}/h, ${24 * hour:.2f} a day (prices of {cost.date})"
+    else:
+        most = cost.per_hour(spot=False)
+        if most is not None:
+            yield f"all of it: at most ${most:.2f}/h, ${24 * most:.2f} a day (prices of {cost.date}, on demand)"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(plan)
+    return {**told, "counts": plan.counts()}
