@@ -21,7 +21,7 @@ SICK := sick
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench bench-checkpoint lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test bench bench-checkpoint preview lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -30,7 +30,10 @@ help: ## Show this list
 demo: $(STAMP) ## Four nodes on this machine, two of them lost on the way
 	$(BIN)/gpuctl demo
 
-test: lint types contracts unit ## Linters, strict types, import contracts, all tests
+test: lint types contracts preview unit ## Linters, strict types, import contracts, plans of the clouds, all tests
+
+preview: $(STAMP) ## Plans of the three clouds, beside the goldens (RENEW=1 writes those)
+	$(BIN)/python -m tests.stacks.preview $(if $(RENEW),--renew)
 
 bench: $(STAMP) ## Measure against the references, side by side (build/bench.json)
 	$(BIN)/python tests/bench/main.py

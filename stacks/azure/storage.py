@@ -40,7 +40,7 @@ class Storage(pulumi.ComponentResource):
                 f"/blobServices/default/containers/{name}",
             )
         else:
-            name, prefix, options = _CONTAINER, request.cluster, {"account_name": _account(request)}
+            name, prefix, options = _CONTAINER, request.cluster, {"account_name": account_name(request)}
             self.container = self._made(request).id
         self.url = pulumi.Output.concat(f"az://{name}/{prefix}?{urlencode(options)}")
         self.register_outputs({"url": self.url})
@@ -57,7 +57,7 @@ class Storage(pulumi.ComponentResource):
         )
         account = storage.StorageAccount(
             request.cluster,
-            account_name=_account(request),
+            account_name=account_name(request),
             resource_group_name=group.name,
             location=request.region,
             kind=storage.Kind.STORAGE_V2,
@@ -106,6 +106,6 @@ class Storage(pulumi.ComponentResource):
         )
 
 
-def _account(request: StackRequest) -> str:
+def account_name(request: StackRequest) -> str:
     """Up to 24 of a-z and 0-9."""
     return f"gpuctl{request.cluster.replace('-', '')[:8]}{request.mark()}"

@@ -1,0 +1,96 @@
+"""Each rule, where it has something to say and where it has not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from gpuctl.stacks.cloud import cloud
+from gpuctl.stacks.machines import MachineType, Price, catalog
+from gpuctl.stacks.request import StackRequest
+from gpuctl.stacks.rules import RULES, Draft, compressed, findings
+from tests.stacks.samples import asked
+
+NC = "Standard_NC24ads_A100_v4"
+PRICED = Price(type="any", region="any", spot=1.0, on_demand=2.0)
+FINE = asked("aws")
+NOISE = "".join(random.Random(0).choices("0123456789abcdef", k=40_000))
+
+FIRES = {
+    "several-zones-with-fabric": asked("aws", zones=("us-east-1a", "us-east-1b")),
+    "several-zones-for-one-group": asked("gcp", zones=("us-central1-a", "us-central1-b")),
+    "too-many-together": asked("azure", nodes_max=101),
+    "no-ssh-key": asked("azure", ssh_key=""),
+    "user-data-too-long": asked("aws", user_data=NOISE),
+    "not-sold-as-spot": asked("aws"),
+    "fabric-without-placement": asked("aws", placement=False),
+    "unknown-price": asked("aws"),
+    "image-not-pinned": asked("azure"),
+    "no-rdma": asked("gcp"),
+    "no-ssh": asked("aws", ssh_from=""),
+}
+SILENT = {
+    "several-zones-with-fabric": [FINE, asked("aws", type="g5.xlarge", zones=("us-east-1a", "us-east-1b"))],
+    "several-zones-for-one-group": [asked("gcp"), asked("azure"), asked("aws", zones=("us-east-1a", "us-east-1b"))],
+    "too-many-together": [asked("azure", nodes_max=100), asked("azure", nodes_max=101, placement=False), FINE],
+    "no-ssh-key": [asked("azure"), asked("aws", ssh_key="")],
+    "user-data-too-long": [FINE, asked("gcp", user_data=NOISE), asked("azure", user_data=NOISE)],
+    "not-sold-as-spot": [asked("aws", spot=False)],
+    "fabric-without-placement": [FINE, asked("aws", placement=False, nodes_min=1, nodes_max=1)],
+    "unknown-price": [],
+    "image-not-pinned": [asked("azure", image="a:b:c:d"), FINE],
+    "no-rdma": [FINE, asked("azure"), asked("gcp", nodes_min=1, nodes_max=1), asked("azure", type=NC)],
+    "no-ssh": [FINE],
+}
+
+
+def test_every_rule_is_tested() -> None:
+    names = [rule.name for rule in RULES]
+    assert set(names) == set(FIRES) == set(SILENT)
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_a_rule_fires(name: str) -> None:
+    if name == "not-sold-as-spot":
+        drafts = [_draft(FIRES[name], machine={"spot": False})]
+    elif name == "unknown-price":
+        drafts = [_draft(FIRES[name], price=None), _draft(FIRES[name], price=Price(type="", region="", on_demand=1.0))]
+    else:
+        drafts = [_draft(FIRES[name])]
+    for draft in drafts:
+        (finding,) = [finding for finding in findings(draft) if finding.rule == name]
+        assert finding.message
+        assert finding.hint
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_rule_is_silent(name: str) -> None:
+    drafts = [_draft(request) for request in SILENT[name]]
+    if name == "not-sold-as-spot":
+        drafts = [_draft(request, machine={"spot": False}) for request in SILENT[name]]
+    if name == "unknown-price":
+        on_demand = Price(type="", region="", on_demand=1.0)
+        drafts = [_draft(FINE), _draft(asked("aws", spot=False), price=on_demand)]
+    assert drafts
+    for draft in drafts:
+        assert [finding for finding in findings(draft) if finding.rule == name] == []
+
+
+def test_all_that_is_wrong_is_said_at_once_and_the_gravest_first() -> None:
+    found = findings(_draft(asked("aws", zones=("us-east-1a", "us-east-1b"), placement=False, ssh_from="")))
+    assert [finding.severity for finding in found] == ["error", "warning", "note"]
+
+
+def test_what_cloud_init_is_sent_is_the_same_every_time() -> None:
+    assert compressed("#cloud-config\n") == compressed("#cloud-config\n")
+
+
+def _draft(request: StackRequest, machine: dict[str, Any] | None = None, price: Price | None = PRICED) -> Draft:
+    of_the_type = catalog().type(request.type, request.provider)
+    changed = MachineType(
+        **{name: getattr(of_the_type, name) for name in of_the_type.__struct_fields__} | (machine or {})
+    )
+    return Draft(request, changed, price, cloud(request.provider))
