@@ -29,7 +29,7 @@ from gpuctl.cluster.retention import Retention
 
 _FOLDER = re.compile(r"\d+-r(\d+)[^/]*/")
 _TRIES = 20
-_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class BaseGone(GpuctlError):

@@ -229,7 +229,7 @@ class Relentless(Proxy):
         if spoil is None or known:
             return None
         self.struck.add((kind(name), spoil))
-        return Fault(spoil, "", strike=self._strike)
+        return Fault(spoil, "", strike=self._strike if spoil in ENDS else lambda: None)
 
 
 def ends_of(name: str) -> tuple[Spoil, ...]:
