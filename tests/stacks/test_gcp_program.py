@@ -104,10 +104,10 @@ def test_all_traffic_passes_between_the_nodes() -> None:
 
 
 def test_nothing_but_ssh_comes_in_from_outside_and_that_from_the_users_network() -> None:
-    outside = [rule.inputs for rule in A2.all(FIREWALL) if "sourceTags" not in rule.inputs]
-    assert [(rule["sourceRanges"], rule["allows"]) for rule in outside] == [
-        (["203.0.113.7/32"], [{"protocol": "tcp", "ports": ["22"]}])
-    ]
+    (rule,) = [rule.inputs for rule in A2.all(FIREWALL) if "sourceTags" not in rule.inputs]
+    assert rule["sourceRanges"] == ["203.0.113.7/32"]
+    assert rule["allows"] == [{"protocol": "tcp", "ports": ["22"]}]
+    assert rule["targetTags"] == A2.one(TEMPLATE)["tags"]
     assert len(Planned(asked("gcp", ssh_from="")).all(FIREWALL)) == 1
 
 
