@@ -25,7 +25,8 @@ from gpuctl.cluster.errors import CorruptRecord, Damaged
 from gpuctl.cluster.records import CheckpointEntry, decode
 
 MANIFEST = "manifest.json"
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
+"""What a processor keeps in its cache between verifying and copying; of a checkpoint, its digests are a part in 30,000."""
 FORMAT = 2
 
 

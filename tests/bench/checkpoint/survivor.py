@@ -68,7 +68,7 @@ def _restored(model: torch.nn.Module, env: dict[str, str], saved: float) -> floa
     found = torch.zeros(1, dtype=torch.float64)
     for parameter in model.parameters():
         assert isinstance(parameter, DTensor)
-        found += parameter.detach().to_local().double().sum()
+        found += parameter.to_local().detach().double().sum()
     dist.all_reduce(found)
     if abs(float(found) - saved) > 1e-6 * abs(saved):
         raise ValueError(f"what came back sums up to {float(found)}, not to {saved}")
