@@ -1,0 +1,410 @@
+"""The engine, against a stand-in for Pulumi's CLI that replays event logs (``events/``) in the CLI's own format."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+from pulumi.automation import CommandResult, PulumiCommand
+from pulumi.automation.errors import create_command_error
+from semver import VersionInfo
+
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.stacks.engine import Engine, Progress, found_cli, inline, passphrase
+from gpuctl.stacks.failures import Failure, StackFailed, first_line
+from gpuctl.stacks.known import state_dir
+from gpuctl.stacks.machines import catalog
+from gpuctl.stacks.planning import declared, recorded
+from tests.stacks.samples import asked
+
+EVENTS = Path(__file__).with_name("events")
+VPC = "urn:pulumi:demo::gpuctl::gpuctl:aws:Network$aws:ec2/vpc:Vpc::demo"
+TEMPLATE = "urn:pulumi:demo::gpuctl::gpuctl:aws:Group$aws:ec2/launchTemplate:LaunchTemplate::demo"
+LOCKED = (
+    "error: the stack is currently locked by 1 lock(s). Either wait for the other process(es) to end or delete the"
+    " lock file with `pulumi cancel`.\n  file:///state/.pulumi/locks/organization/gpuctl/demo/5c6d.json: created by {}"
+)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the CLI does when it is run once more."""
+
+    events: str
+    """Name of a log."""
+    error: str = ""
+    """What it writes before it fails; empty: it does not."""
+    pending: tuple[tuple[str, str], ...] | None = None
+    """Operations that the state has afterwards, as (type, URN); ``None``: as before."""
+
+
+@dataclass
+class Cli(PulumiCommand):
+    """Pulumi's CLI, as far as the Automation API sees it."""
+
+    scenes: dict[str, list[Scene]] = field(default_factory=dict)
+    """By verb, the next one first; a lock's scene is taken away by ``cancel``."""
+    there: bool = False
+    resources: tuple[str, ...] = ()
+    pending: tuple[tuple[str, str], ...] = ()
+    ran: list[str] = field(default_factory=list)
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+
+    def __post_init__(self) -> None:
+        self.command = "pulumi"
+        self.version = VersionInfo(3, 200, 0)  # the last that writes its events to a file is 3.205
+
+    def run(
+        self,
+        args: list[str],
+        cwd: str,
+        additional_env: Mapping[str, str],
+        on_output: Callable[[str], Any] | None = None,  # noqa: ARG002
+        on_error: Callable[[str], Any] | None = None,  # noqa: ARG002
+    ) -> CommandResult:
+        self.env, self.cwd = additional_env, cwd
+        words = [word for word in args if not word.startswith("-")]
+        verb = " ".join(words[:2]) if words[0] == "stack" else words[0]
+        self.ran.append("refresh --clear-pending-creates" if "--clear-pending-creates" in args else verb)
+        if verb in ("up", "preview", "refresh", "destroy"):
+            return self._play(verb, Path(args[args.index("--event-log") + 1]))
+        if verb == "stack select" and not self.there:
+            raise create_command_error(CommandResult("", "error: no stack named 'demo' found", 255))
+        self.there = (self.there or verb == "stack init") and verb != "stack rm"
+        return CommandResult(json.dumps(self._answer(verb)), "", 0)
+
+    def _play(self, verb: str, log: Path) -> CommandResult:
+        scene = self.scenes[verb].pop(0)
+        log.write_bytes((EVENTS / f"{scene.events}.jsonl").read_bytes())
+        self.pending = self.pending if scene.pending is None else scene.pending
+        if scene.error:
+            raise create_command_error(CommandResult("", scene.error, 255))
+        return CommandResult("", "", 0)
+
+    def _answer(self, verb: str) -> Any:
+        return {
+            "stack output": {"bucket": "s3://gpuctl-demo"},
+            "stack history": [
+                {
+                    "kind": "update",
+                    "startTime": "2026-11-21T18:00:00.000Z",
+                    "message": "",
+                    "environment": {},
+                    "config": {},
+                    "result": "succeeded",
+                }
+            ],
+            "stack export": {"version": 3, "deployment": self._deployment()},
+        }.get(verb)
+
+    def _deployment(self) -> dict[str, Any]:
+        inner = ("urn:pulumi:demo::gpuctl::pulumi:pulumi:Stack::gpuctl-demo", *self.resources)
+        return {
+            "resources": [{"urn": urn, "type": urn.split("::")[2].rpartition("$")[2]} for urn in inner],
+            "pending_operations": [{"type": doing, "resource": {"urn": urn}} for doing, urn in self.pending],
+        }
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
+
+
+def _cli(**scenes: Scene | list[Scene]) -> Cli:
+    return Cli(scenes={verb: many if isinstance(many, list) else [many] for verb, many in scenes.items()}, there=True)
+
+
+def _failed(call: Callable[[], object]) -> StackFailed:
+    with pytest.raises(StackFailed) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def _lock(host: str, pid: int) -> str:
+    return LOCKED.format(f"anna@{host} (pid {pid}) at {datetime.now(UTC).isoformat(timespec='seconds')}")
+
+
+def _ended() -> int:
+    """The number of a process that is gone."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        return process.pid
+
+
+# -- what goes well ----------------------------------------------------------------------------------------------------
+
+
+def test_up_makes_the_stack_and_returns_its_outputs() -> None:
+    cli = Cli(scenes={"up": [Scene("up")]})
+    assert Engine("demo", command=cli).up(asked("aws")) == {"bucket": "s3://gpuctl-demo"}
+    assert "stack init" in cli.ran
+    assert "stack init" not in cli.ran[cli.ran.index("up") :]
+
+
+def test_a_stack_that_is_there_is_used_again() -> None:
+    cli = _cli(up=[Scene("up"), Scene("up-repaired")])
+    engine = Engine("demo", command=cli)
+    engine.up(asked("aws"))
+    engine.up(asked("aws"))
+    assert "stack init" not in cli.ran
+
+
+def test_each_resource_is_told_of_when_it_begins_and_when_it_is_there() -> None:
+    told: list[Progress] = []
+    Engine("demo", command=_cli(up=Scene("up")), on_progress=told.append).up(asked("aws"))
+    vpc = [progress for progress in told if progress.type == "aws:ec2/vpc:Vpc"]
+    assert vpc == [
+        Progress("demo", "aws:ec2/vpc:Vpc", "create", "running"),
+        Progress("demo", "aws:ec2/vpc:Vpc", "create", "done"),
+    ]
+
+
+def test_what_is_nothing_in_a_cloud_or_has_not_changed_is_not_told_of() -> None:
+    told: list[Progress] = []
+    Engine("demo", command=_cli(up=Scene("up-repaired")), on_progress=told.append).up(asked("aws"))
+    assert {progress.type.partition(":")[0] for progress in told} == {"aws"}
+    assert {progress.operation for progress in told} == {"create"}
+
+
+def test_preview_counts_what_would_be_done() -> None:
+    assert Engine("demo", command=_cli(preview=Scene("preview"))).preview(asked("aws")) == {"create": 6}
+
+
+def test_destroy_takes_the_stack_away_too() -> None:
+    cli = _cli(destroy=Scene("destroy"))
+    engine = Engine("demo", command=cli)
+    engine.destroy()
+    assert cli.ran[-1] == "stack rm"
+    assert _failed(engine.outputs).kind == Failure.NO_STACK
+
+
+def test_pulumi_runs_the_program_that_was_planned() -> None:
+    request = asked("aws")
+    assert recorded(inline(request), "demo") == declared(request, catalog().type(request.type))
+
+
+def test_a_request_that_is_wrong_is_a_line_for_pulumi_and_no_traceback() -> None:
+    with pytest.raises(pulumi.RunError, match="is no instance type"):
+        inline(asked("aws", type="p9.nothing"))()
+    cli = _cli(up=Scene("up-bad-program", "error: update failed"))
+    assert "p9.nothing" in _failed(lambda: Engine("demo", command=cli).up(asked("aws"))).message
+
+
+# -- where it works ----------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_a_folder_for_this_user_alone() -> None:
+    cli = _cli(up=Scene("up"))
+    Engine("demo", command=cli).up(asked("aws"))
+    folder = state_dir() / "pulumi" / "demo"
+    assert cli.cwd == str(folder)
+    assert cli.env["PULUMI_BACKEND_URL"] == f"file://{folder / 'state'}"
+    assert [p.stat().st_mode & 0o777 for p in (folder.parent, folder, folder / "state")] == [0o700] * 3
+
+
+def test_another_backend_is_passed_on() -> None:
+    cli = _cli(up=Scene("up"))
+    Engine("demo", backend="s3://team-state?region=eu-west-1", command=cli).up(asked("aws"))
+    assert cli.env["PULUMI_BACKEND_URL"] == "s3://team-state?region=eu-west-1"
+
+
+def test_the_passphrase_is_made_once_and_never_empty() -> None:
+    cli = _cli(up=[Scene("up"), Scene("up")])
+    Engine("demo", command=cli).up(asked("aws"))
+    first = cli.env["PULUMI_CONFIG_PASSPHRASE"]
+    Engine("other", command=cli).up(asked("aws"))
+    assert len(first) >= 32 and cli.env["PULUMI_CONFIG_PASSPHRASE"] == first
+    file = state_dir() / "pulumi" / ".passphrase"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text("\n")
+    with pytest.raises(GpuctlError, match="is empty"):
+        passphrase()
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_resource_that_failed_is_named_with_the_first_thing_its_provider_said() -> None:
+    told: list[Progress] = []
+    cli = _cli(up=Scene("up-failed", "error: update failed"))
+    cli.resources = (VPC,)
+    failed = _failed(lambda: Engine("demo", command=cli, on_progress=told.append).up(asked("aws")))
+    assert failed.kind == Failure.RESOURCE and failed.exit_code == 1
+    assert failed.message.startswith(
+        "aws:ec2/launchTemplate:LaunchTemplate demo (create) failed: creating EC2 Launch Template"
+    )
+    assert failed.message.endswith("You are not authorized to perform this operation.")
+    assert failed.left == ("aws:ec2/vpc:Vpc demo",) and "1 resource is there" in failed.hint
+    assert [(p.name, p.error[:8]) for p in told if p.state == "failed"] == [("demo", "creating")]
+
+
+def test_the_next_up_goes_on_from_a_failed_one() -> None:
+    cli = _cli(up=[Scene("up-failed", "error: update failed"), Scene("up-repaired")])
+    engine = Engine("demo", command=cli)
+    _failed(lambda: engine.up(asked("aws")))
+    assert engine.up(asked("aws")) == {"bucket": "s3://gpuctl-demo"}
+    assert "cancel" not in cli.ran and "refresh" not in cli.ran
+
+
+def test_what_a_failed_destroy_could_not_take_away_is_told() -> None:
+    cli = _cli(destroy=Scene("destroy-failed", "error: update failed"))
+    cli.resources = (VPC,)
+    failed = _failed(Engine("demo", command=cli).destroy)
+    assert failed.kind == Failure.RESOURCE and "is in use" in failed.message and failed.left
+    assert "stack rm" not in cli.ran
+
+
+def test_a_cancelled_update_says_what_is_left() -> None:
+    cli = _cli(up=Scene("up-cancelled", "error: update cancelled"))
+    cli.resources = (VPC, TEMPLATE)
+    failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws")))
+    assert failed.kind == Failure.CANCELLED and "2 resources are there" in failed.hint
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_lock_of_a_process_that_lives_is_never_cleared(force: bool) -> None:
+    cli = _cli(up=Scene("refused", _lock(platform.node(), os.getpid())))
+    failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws"), force=force))
+    assert failed.kind == Failure.BUSY and f"anna@{platform.node()}" in failed.message
+    assert "cancel" not in cli.ran
+
+
+@pytest.mark.parametrize(
+    ("lock", "kind"),
+    [
+        (lambda: _lock(platform.node(), _ended()), Failure.CRASHED),
+        (lambda: LOCKED.format(f"anna@{platform.node()} (pid {os.getpid()}) at 2020-01-01T00:00:00Z"), Failure.CRASHED),
+        (lambda: _lock("elsewhere", os.getpid()), Failure.HELD),
+        (lambda: "error: [409] Conflict: Another update is currently in progress.", Failure.HELD),
+    ],
+    ids=["ended here", "number used again", "elsewhere", "a server's"],
+)
+def test_a_lock_that_may_be_left_by_a_crash_is_cleared_by_force_only(lock: Callable[[], str], kind: Failure) -> None:
+    cli = _cli(up=[Scene("refused", lock())])
+    failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws")))
+    assert failed.kind == kind and "--force" in failed.hint and "cancel" not in cli.ran
+    cli = _cli(up=[Scene("refused", lock()), Scene("up")], refresh=Scene("refresh"))
+    assert Engine("demo", command=cli).up(asked("aws"), force=True)
+    verbs = [verb for verb in cli.ran if not verb.startswith("stack")]
+    assert verbs == ["up", "cancel", "refresh --clear-pending-creates", "up"]
+
+
+def test_an_operation_whose_outcome_the_cloud_knows_is_settled_without_force() -> None:
+    cli = _cli(refresh=Scene("refresh", pending=()), up=Scene("up"))
+    cli.pending = (("updating", VPC),)
+    assert Engine("demo", command=cli).up(asked("aws"))
+    assert [verb for verb in cli.ran if not verb.startswith("stack")] == ["refresh", "up"]
+
+
+def test_something_that_was_being_created_in_a_crash_stops_everything_until_forced() -> None:
+    cli = _cli(refresh=[Scene("refresh"), Scene("refresh"), Scene("refresh", pending=())], up=Scene("up"))
+    cli.pending = (("creating", TEMPLATE),)
+    engine = Engine("demo", command=cli)
+    failed = _failed(lambda: engine.up(asked("aws")))
+    assert failed.kind == Failure.CRASHED and "creating aws:ec2/launchTemplate:LaunchTemplate demo" in failed.message
+    assert "up" not in cli.ran
+    assert engine.up(asked("aws"), force=True)
+    assert "refresh --clear-pending-creates" in cli.ran
+
+
+def test_operations_of_an_update_that_goes_on_are_not_taken_for_a_crash() -> None:
+    cli = _cli(refresh=[Scene("refused", _lock(platform.node(), os.getpid()))] * 2)
+    cli.pending = (("creating", TEMPLATE),)
+    for force in (False, True):
+        failed = _failed(lambda force=force: Engine("demo", command=cli).up(asked("aws"), force=force))  # type: ignore[misc]
+        assert failed.kind == Failure.BUSY
+    assert "refresh --clear-pending-creates" not in cli.ran
+
+
+def test_no_stack_is_what_the_cli_says_and_nothing_else() -> None:
+    engine = Engine("demo", command=Cli())
+    for verb in (engine.destroy, engine.refresh, engine.cancel, engine.outputs, engine.resources):
+        assert _failed(verb).kind == Failure.NO_STACK
+
+    class Broken(Cli):
+        def run(self, *args: Any, **kwargs: Any) -> CommandResult:  # noqa: ARG002
+            raise create_command_error(CommandResult("", "error: failed to decrypt: incorrect passphrase", 255))
+
+    failed = _failed(Engine("demo", command=Broken()).destroy)
+    assert failed.kind == Failure.OTHER and "incorrect passphrase" in failed.message
+
+
+def test_a_missing_plugin_is_named_with_the_command_that_brings_it() -> None:
+    cli = _cli(up=Scene("up-no-plugin", "error: update failed"))
+    failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws")))
+    assert failed.kind == Failure.NO_PLUGIN and "aws v7.51.1" in failed.message
+    assert failed.hint == "run: pulumi plugin install resource aws v7.51.1"
+
+
+# -- the CLI -----------------------------------------------------------------------------------------------------------
+
+
+def _program(path: Path, version: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho {version}\n")
+    path.chmod(0o755)
+
+
+def test_without_a_cli_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    failed = _failed(lambda: Engine("demo").up(asked("aws")))
+    assert failed.kind == Failure.NO_CLI and "install" in failed.hint and "pulumi-cli/bin/pulumi" in failed.hint
+
+
+def test_a_cli_that_is_too_old_is_refused_unless_there_is_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _program(tmp_path / "bin" / "pulumi", "v3.100.0")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    failed = _failed(found_cli)
+    assert failed.kind == Failure.OLD_CLI and "3.100.0" in failed.message
+    own = state_dir() / "pulumi-cli" / "bin" / "pulumi"
+    _program(own, "v3.200.0")
+    assert found_cli().command == str(own)
+
+
+def test_a_cli_that_does_not_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(tmp_path / "bin" / "pulumi", "v3.200.0; exit 3")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert _failed(found_cli).kind == Failure.NO_CLI
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("<{%reset%}>1 error occurred:\n\t* creating VPC: no\n\n<{%reset%}>", "creating VPC: no"),
+        ("  \tsdk-v2/provider2.go:572: sdk.helper_schema: no: provider=aws@7.51.1\n", "no"),
+        ("googleapi: Error 403: Quota 'GPUS' exceeded", "googleapi: Error 403: Quota 'GPUS' exceeded"),
+        ("error: update failed\n", "it did not say why"),
+    ],
+)
+def test_the_first_line_is_the_first_that_says_something(said: str, line: str) -> None:
+    assert first_line(said) == line
+
+
+def test_a_verb_does_not_wait_for_events_that_do_not_come() -> None:
+    began = time.monotonic()
+    _failed(lambda: Engine("demo", command=_cli(up=Scene("refused", "error: no"))).up(asked("aws")))
+    assert time.monotonic() - began < 4
+
+
+def test_nothing_but_the_engine_knows_the_automation_api() -> None:
+    house = Path(__file__).resolve().parents[2]
+    modules = [
+        path
+        for floor in ("cli", "stacks", "bootstrap", "trainers", "cluster")
+        for path in (house / floor).rglob("*.py")
+    ]
+    assert [path.name for path in modules if "pulumi.automation" in path.read_text()] == ["engine.py"]
