@@ -26,8 +26,6 @@ from gpuctl.cluster.manifest import BLOCK_BYTES, Chunk, Manifest, Part, Piece, d
 from gpuctl.trainers.raw import copy_flat, flat_bytes, is_plain
 from gpuctl.trainers.state import dtype_of
 
-THREADS = 8
-
 # Nobody writes to what was read; torch says so once for each process.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
@@ -133,7 +131,7 @@ def load(
     items: Iterable[ReadItem],
     target_of: Callable[[ReadItem], torch.Tensor],
     parts: Parts,
-    threads: int = THREADS,
+    threads: int,
 ) -> None:
     """Fill the box ``target_of(item)`` of each item with what is stored. Raises what ``Parts.read`` raises; the targets
     are then partly filled."""

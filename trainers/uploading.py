@@ -24,7 +24,9 @@ from gpuctl.cluster.manifest import Part, blocks_of, digest
 T = TypeVar("T")
 U = TypeVar("U")
 
-THREADS = 8
+THREADS = max(4, min(8, 2 * (os.cpu_count() or 1)))
+"""Uploads at once. Each keeps a part of a core busy: on two cores, eight take a quarter longer than four."""
+_READS = 8
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _AFTER_END_S = 300.0
 """How long a process that has nothing else to do waits for a bucket that is away."""
@@ -55,7 +57,7 @@ class Limits:
 
     def reads(self, part_bytes: int) -> int:
         """How many parts may be read at once: a client holds one twice while it puts it together."""
-        return max(1, min(THREADS, self.memory_bytes // (2 * max(1, part_bytes))))
+        return max(1, min(_READS, self.memory_bytes // (2 * max(1, part_bytes))))
 
 
 class Pace:
