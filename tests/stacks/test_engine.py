@@ -14,18 +14,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pulumi
+import grpc  # type: ignore[import-untyped]
 import pytest
 from pulumi.automation import CommandResult, PulumiCommand
 from pulumi.automation.errors import create_command_error
+from pulumi.runtime.proto import events_pb2, events_pb2_grpc
 from semver import VersionInfo
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.engine import Engine, Progress, found_cli, inline, passphrase
+from gpuctl.stacks.engine import Engine, Progress, found_cli, passphrase
 from gpuctl.stacks.failures import Failure, StackFailed, first_line
 from gpuctl.stacks.known import state_dir
 from gpuctl.stacks.machines import catalog
-from gpuctl.stacks.planning import declared, recorded
+from gpuctl.stacks.planning import declared
+from tests.stacks.monitor import Monitor, run
 from tests.stacks.samples import asked
 
 EVENTS = Path(__file__).with_name("events")
@@ -79,19 +81,22 @@ class Cli(PulumiCommand):
         verb = " ".join(words[:2]) if words[0] == "stack" else words[0]
         self.ran.append("refresh --clear-pending-creates" if "--clear-pending-creates" in args else verb)
         if verb in ("up", "preview", "refresh", "destroy"):
-            return self._play(verb, Path(args[args.index("--event-log") + 1]))
+            return self._play(verb, args[args.index("--event-log") + 1])
         if verb == "stack select" and not self.there:
             raise create_command_error(CommandResult("", "error: no stack named 'demo' found", 255))
         self.there = (self.there or verb == "stack init") and verb != "stack rm"
         return CommandResult(json.dumps(self._answer(verb)), "", 0)
 
-    def _play(self, verb: str, log: Path) -> CommandResult:
+    def _play(self, verb: str, log: str) -> CommandResult:
         scene = self.scenes[verb].pop(0)
-        log.write_bytes((EVENTS / f"{scene.events}.jsonl").read_bytes())
+        self._log((EVENTS / f"{scene.events}.jsonl").read_bytes(), log)
         self.pending = self.pending if scene.pending is None else scene.pending
         if scene.error:
             raise create_command_error(CommandResult("", scene.error, 255))
         return CommandResult("", "", 0)
+
+    def _log(self, events: bytes, where: str) -> None:
+        Path(where).write_bytes(events)
 
     def _answer(self, verb: str) -> Any:
         return {
@@ -115,6 +120,37 @@ class Cli(PulumiCommand):
             "resources": [{"urn": urn, "type": urn.split("::")[2].rpartition("$")[2]} for urn in inner],
             "pending_operations": [{"type": doing, "resource": {"urn": urn}} for doing, urn in self.pending],
         }
+
+
+@dataclass
+class Running(Cli):
+    """It runs the program too, as the CLI does."""
+
+    monitor: Monitor = field(default_factory=Monitor)
+    said: str = ""
+    """By the program, if it failed."""
+
+    def run(self, args: list[str], *rest: Any, **more: Any) -> CommandResult:
+        for arg in args:
+            if arg.startswith("--client="):
+                self.said = run(arg.removeprefix("--client="), self.monitor)
+        if self.said:
+            self.scenes["up"] = [Scene("refused", "error: update failed")]
+        return super().run(args, *rest, **more)
+
+
+@dataclass
+class Newer(Cli):
+    """Newer ones send their events to a server of the caller's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.version = VersionInfo(3, 206, 0)
+
+    def _log(self, events: bytes, where: str) -> None:
+        with grpc.insecure_channel(where.removeprefix("tcp://")) as channel:
+            requests = (events_pb2.EventRequest(event=line) for line in events.decode().splitlines())
+            events_pb2_grpc.EventsStub(channel).StreamEvents(requests, timeout=30)
 
 
 @pytest.fixture(autouse=True)
@@ -161,9 +197,10 @@ def test_a_stack_that_is_there_is_used_again() -> None:
     assert "stack init" not in cli.ran
 
 
-def test_each_resource_is_told_of_when_it_begins_and_when_it_is_there() -> None:
+@pytest.mark.parametrize("version", [Cli, Newer], ids=["through a file", "through a server"])
+def test_each_resource_is_told_of_when_it_begins_and_when_it_is_there(version: type[Cli]) -> None:
     told: list[Progress] = []
-    Engine("demo", command=_cli(up=Scene("up")), on_progress=told.append).up(asked("aws"))
+    Engine("demo", command=version(scenes={"up": [Scene("up")]}), on_progress=told.append).up(asked("aws"))
     vpc = [progress for progress in told if progress.type == "aws:ec2/vpc:Vpc"]
     assert vpc == [
         Progress("demo", "aws:ec2/vpc:Vpc", "create", "running"),
@@ -192,14 +229,19 @@ def test_destroy_takes_the_stack_away_too() -> None:
 
 def test_pulumi_runs_the_program_that_was_planned() -> None:
     request = asked("aws")
-    assert recorded(inline(request), "demo") == declared(request, catalog().type(request.type))
+    cli = Running(scenes={"up": [Scene("up")]})
+    Engine("demo", command=cli).up(request)
+    planned = declared(request, catalog().type(request.type))
+    assert cli.monitor.resources == {(resource.type, resource.name) for resource in planned}
+    assert set(cli.monitor.outputs) == {"bucket", "group", "region", "zones"}
 
 
 def test_a_request_that_is_wrong_is_a_line_for_pulumi_and_no_traceback() -> None:
-    with pytest.raises(pulumi.RunError, match="is no instance type"):
-        inline(asked("aws", type="p9.nothing"))()
-    cli = _cli(up=Scene("up-bad-program", "error: update failed"))
-    assert "p9.nothing" in _failed(lambda: Engine("demo", command=cli).up(asked("aws"))).message
+    cli = Running(scenes={"up": [Scene("up")]})
+    _failed(lambda: Engine("demo", command=cli).up(asked("aws", type="p9.nothing")))
+    assert cli.said.startswith("'p9.nothing' is no instance type") and "Traceback" not in cli.said
+    told = _cli(up=Scene("up-bad-program", "error: update failed"))
+    assert "p9.nothing" in _failed(lambda: Engine("demo", command=told).up(asked("aws"))).message
 
 
 # -- where it works ----------------------------------------------------------------------------------------------------
