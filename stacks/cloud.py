@@ -6,6 +6,9 @@
 ``storage.py``      component: the bucket, private and kept on ``down``
 ``identity.py``     component: what a node may do, and nothing else
 ``group.py``        component: the machines, which come back when they are lost
+``leaks.py``        what is there by its tags, whatever Pulumi knows of it
+``checks.py``       whether the account would get what is asked for
+``offers.py``       what machines cost now
 ==================  ==================================================================================================
 """
 
@@ -14,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from gpuctl.cluster.errors import BadInput
-from gpuctl.stacks.machines import CLOUDS, MachineType
+from gpuctl.stacks.machines import CLOUDS, MachineType, Price
 from gpuctl.stacks.request import StackRequest
 
 
@@ -54,6 +57,73 @@ def cloud(name: str) -> Cloud:
 def needs(name: str, error: ModuleNotFoundError) -> BadInput:
     """What to say when an optional package is missing."""
     return BadInput(f"{name} needs {error.name}, which is not installed", f"pip install 'gpuctl[{name}]'")
+
+
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
+    """Something with our tags that is there in the cloud."""
+
+    cluster: str
+    kind: str
+    """In the cloud's words, such as ``NAT gateway``."""
+    id: str
+    region: str
+    """Empty: it is in no region."""
+    about: str = ""
+    usd_per_hour: float | None = 0.0
+    """While it is only there; ``None``: it costs something, and nobody has told us what."""
+
+
+class Scan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found, by cluster, the dearest first, and what could not be looked at: a scan that was refused something
+    proves nothing."""
+
+    regions: tuple[str, ...]
+    found: tuple[Leftover, ...]
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of all whose price is known."""
+        return sum(one.usd_per_hour or 0.0 for one in self.found)
+
+
+@runtime_checkable
+class FindsLeftovers(Protocol):
+    """A cloud that can be searched by tag, without Pulumi's state."""
+
+    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
+        """Of one cluster, or of all. No region: the one of the environment; ``all``: each that the account has. Raises
+        ``GpuctlError`` if nothing could be asked: no credentials, none that are valid, no region."""
+        ...
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the cloud could tell of a request before anything is created."""
+
+    name: str
+    status: Literal["ok", "fail", "unknown"]
+    """``unknown``: it may not be asked."""
+    message: str
+    page: str = ""
+    """Where to mend it."""
+
+
+@runtime_checkable
+class ChecksAccount(Protocol):
+    """A cloud that can be asked whether it would give what a request wants."""
+
+    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
+        """Raises ``BadInput`` if the cloud's packages are not installed."""
+        ...
+
+
+@runtime_checkable
+class TellsSpotPrices(Protocol):
+    """A cloud whose spot prices of now can be asked for."""
+
+    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
+        """Of all types that gpuctl knows, where they are sold. Raises ``GpuctlError``."""
+        ...
 
 
 Severity = Literal["error", "warning", "note"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuctl.stacks.cloud import Extra
-from gpuctl.stacks.machines import MachineType
+from gpuctl.stacks.cloud import Check, Extra, Scan
+from gpuctl.stacks.machines import MachineType, Price
 from gpuctl.stacks.request import StackRequest
 
 NAT_USD_PER_HOUR = 0.045
@@ -52,6 +52,24 @@ class Aws:
             Extra("NAT gateway, and $0.045 for each GB through it", NAT_USD_PER_HOUR),
             Extra("public address of the NAT gateway", PUBLIC_ADDRESS_USD_PER_HOUR),
         ]
+
+    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
+        """See ``cloud.FindsLeftovers``."""
+        from gpuctl.stacks.aws.leaks import scan
+
+        return scan(regions, cluster)
+
+    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
+        """See ``cloud.ChecksAccount``."""
+        from gpuctl.stacks.aws.checks import checks
+
+        return checks(request, machine)
+
+    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
+        """See ``cloud.TellsSpotPrices``."""
+        from gpuctl.stacks.aws.offers import spot_prices
+
+        return spot_prices(regions)
 
 
 def has_public_address(machine: MachineType) -> bool:

@@ -1,0 +1,71 @@
+"""``gpuctl leaks``"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from gpuctl.cli.options import Output, text_option, wants_json
+from gpuctl.cli.settings import load
+from gpuctl.cli.terminal import count, out, out_json, say, table
+from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.stacks.cloud import FindsLeftovers, Leftover, Scan, cloud
+from gpuctl.stacks.machines import CLOUDS
+
+
+def verb(
+    provider: Annotated[
+        str | None, text_option("--provider", metavar="NAME", about="Cloud to look into (default: aws).")
+    ] = None,
+    region: Annotated[
+        list[str] | None,
+        text_option("--region", metavar="NAME", about="Where to look, or all; may be repeated (default: your region)."),
+    ] = None,
+    cluster: Annotated[
+        str | None, text_option("--cluster", "-c", metavar="NAME", about="Only of this cluster (default: of all).")
+    ] = None,
+    output: Output = "text",
+) -> None:
+    """Find what clusters have left in a cloud, and what it costs.
+
+    It looks for gpuctl's tags, so a cluster that is up is listed too. Buckets are not: they are kept on purpose.
+    Exits 1 if anything is there, or could not be looked at.
+    """
+    as_json = wants_json(output)
+    name = provider or _usual_cloud()
+    there = cloud(name)
+    if not isinstance(there, FindsLeftovers):
+        raise BadInput(f"gpuctl cannot look for what is left on {name} yet", "search for the tag gpuctl-cluster there")
+    scan = there.leftovers(region or [], cluster)
+    if as_json:
+        out_json({**msgspec.to_builtins(scan), "usd_per_hour": scan.usd_per_hour})
+    else:
+        _show(scan)
+    if scan.found:
+        raise GpuctlError(
+            f"{count(len(scan.found), 'thing')} there, ${scan.usd_per_hour:.2f}/h", "gpuctl down, or delete by hand"
+        )
+    if scan.unseen:
+        raise GpuctlError("not everything could be looked at", "so this proves nothing")
+
+
+def _usual_cloud() -> str:
+    configured = load().provider
+    return configured if configured in CLOUDS else "aws"
+
+
+def _show(scan: Scan) -> None:
+    if scan.found:
+        header = ("CLUSTER", "KIND", "ID", "ABOUT", "REGION", "$/H")
+        for line in table(header, [_row(one) for one in scan.found], give=[3, 2]):
+            out(line)
+    for line in scan.unseen:
+        say(f"not seen: {line}")
+    if not scan.found and not scan.unseen:
+        say(f"nothing is left in {', '.join(scan.regions)}")
+
+
+def _row(one: Leftover) -> list[str]:
+    usd = "-" if one.usd_per_hour is None else f"{one.usd_per_hour:.4g}"
+    return [one.cluster, one.kind, one.id, one.about, one.region or "-", usd]

@@ -1,0 +1,44 @@
+"""What spot machines cost now: ``DescribeSpotPriceHistory``, the same that the console's price history shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+from gpuctl.stacks.aws.account import Connect, connecting, understood, who
+from gpuctl.stacks.machines import Price, catalog
+
+_AT_ONCE = 8
+
+
+def spot_prices(regions: Sequence[str], connect: Connect | None = None, now: datetime | None = None) -> list[Price]:
+    """See ``cloud.TellsSpotPrices``. A region's price is that of its cheapest zone."""
+    connect = connect or connecting()
+    for region in regions[:1]:
+        who(connect, region)  # credentials that are refused are told once, and in words
+    clients = [connect("ec2", region) for region in regions]
+    now = now or datetime.now(UTC)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = [pool.submit(_of_region, client, region, now) for client, region in zip(clients, regions, strict=True)]
+        return [price for answer in asked for price in answer.result()]
+
+
+def _of_region(ec2: Any, region: str, now: datetime) -> list[Price]:
+    """A history that begins now holds what is in force: the last change of each type and zone."""
+    types = [machine.name for machine in catalog().types if machine.provider == "aws" and machine.spot]
+    latest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    with understood():
+        pages = ec2.get_paginator("describe_spot_price_history").paginate(
+            StartTime=now, InstanceTypes=types, ProductDescriptions=["Linux/UNIX"]
+        )
+        for told in (told for page in pages for told in page["SpotPriceHistory"]):
+            place = (told["InstanceType"], told["AvailabilityZone"])
+            since = (told["Timestamp"], float(told["SpotPrice"]))
+            if place not in latest or since[0] > latest[place][0]:
+                latest[place] = since
+    zones: dict[str, dict[str, float]] = {}
+    for (name, zone), (_, usd) in sorted(latest.items()):
+        zones.setdefault(name, {})[zone] = usd
+    return [Price(type=name, region=region, spot=min(of.values()), zones=of) for name, of in zones.items()]
