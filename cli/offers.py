@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from gpuctl.cli.options import Output, dollars, parse_flag, text_option, wants_json, whole_number
-from gpuctl.cli.terminal import number, out, out_json, say, table
+from gpuctl.cli.terminal import count, number, out, out_json, say, table
 from gpuctl.cluster.errors import BadInput
-from gpuctl.stacks.machines import CLOUDS, catalog
+from gpuctl.stacks.cloud import TellsSpotPrices, cloud
+from gpuctl.stacks.machines import CLOUDS, catalog, keep_spot_prices
 from gpuctl.stacks.offers import Offer, Wanted, offers
 
 
@@ -21,11 +25,15 @@ def verb(
     ] = None,
     provider: Annotated[str | None, text_option("--provider", metavar="NAME", about="aws, gcp or azure.")] = None,
     region: Annotated[str | None, text_option("--region", metavar="NAME", about="Such as us-east-1.")] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ask the cloud for its spot prices of now, and keep them.")
+    ] = False,
     output: Output = "text",
 ) -> None:
     """List machines that could be rented, the cheapest GPU first.
 
-    Prices are those of the catalog that comes with gpuctl, of the day that is shown.
+    Prices are those of the catalog that comes with gpuctl, of the day that is shown. With --refresh spot prices are
+    those of today; only AWS is asked so far, with your credentials.
     """
     as_json = wants_json(output)
     if provider is not None and provider not in CLOUDS:
@@ -37,6 +45,8 @@ def verb(
         gpus=parse_flag("--gpus", gpus, whole_number(1)),
         max_price=parse_flag("--max-price", max_price, dollars),
     )
+    if refresh:
+        _refresh(provider or "aws", region)
     found = offers(wanted)
     if as_json:
         out_json({"date": catalog().date, "offers": [_as_json(offer) for offer in found]})
@@ -47,7 +57,24 @@ def verb(
     header = ("TYPE", "CLOUD", "REGION", "GPUS", "MEMORY", "VCPUS", "NETWORK", "FABRIC", "SPOT $/H", "$/H", "$/GPU-H")
     for line in table(header, [_row(offer) for offer in found], give=[2, 0]):
         out(line)
-    say(f"prices of {catalog().date}; - is one that nobody has told, $/GPU-H is spot where that is known")
+    say(f"prices of {_days(found)}; - is one that nobody has told, $/GPU-H is spot where that is known")
+
+
+def _refresh(provider: str, region: str | None) -> None:
+    """In one region, or in all that the catalog has of the cloud."""
+    there = cloud(provider)
+    if not isinstance(there, TellsSpotPrices):
+        raise BadInput(f"gpuctl cannot ask {provider} for prices yet", "leave --refresh out")
+    regions = [region] if region else sorted({one.price.region for one in offers(Wanted(provider)) if one.price.region})
+    prices = there.spot_prices(regions)
+    keep_spot_prices(prices, time.strftime("%Y-%m-%d", time.gmtime()))
+    say(f"{count(len(prices), 'spot price')} of {provider} in {', '.join(regions)}")
+
+
+def _days(found: Sequence[Offer]) -> str:
+    """Of the prices, the latest of each kind."""
+    spot = max((offer.price.spot_date for offer in found), default="")
+    return f"{catalog().date}, spot of {spot}" if spot else catalog().date
 
 
 def _row(offer: Offer) -> list[str]:
@@ -81,6 +108,7 @@ def _as_json(offer: Offer) -> dict[str, Any]:
         **machine,
         "region": offer.price.region,
         "spot_usd_per_hour": spot,
+        "spot_date": offer.price.spot_date or offer.price.date or catalog().date,
         "on_demand_usd_per_hour": on_demand,
         "spot_usd_per_gpu_hour": offer.usd_per_gpu(spot=True),
         "on_demand_usd_per_gpu_hour": offer.usd_per_gpu(spot=False),

@@ -1,11 +1,13 @@
 """Instance types with GPUs, as the clouds' pages have them: what a plan must know of a machine before there is one.
 
 ``catalog.json`` in this folder holds them, with prices, their dates and their sources; ``offers`` reads the prices.
+``gpuctl offers --refresh`` keeps newer spot prices below the user's state directory, and they go before.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -13,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.known import state_dir
 
 CloudName = Literal["aws", "gcp", "azure"]
 CLOUDS: tuple[CloudName, ...] = ("aws", "gcp", "azure")
@@ -58,6 +61,8 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Spot price by zone, where it differs."""
     date: str = ""
     """When it was looked up, as YYYY-MM-DD; empty: on the catalog's date."""
+    spot_date: str = ""
+    """When ``spot`` and ``zones`` were, if that was another day."""
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +89,60 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def catalog(path: Path | None = None) -> Catalog:
-    """The one in the package, or a refreshed one. Raises ``BadInput`` for a file that is none."""
-    path = path or Path(__file__).with_name("catalog.json")
+    """The one in the package, with the spot prices that were refreshed since; or the one at ``path``. Raises
+    ``BadInput`` for a file that is none."""
+    if path:
+        return _read(path)
+    shipped = _read(Path(__file__).with_name("catalog.json"))
+    fresh = _refreshed()
+    return msgspec.structs.replace(shipped, prices=_newer(shipped, fresh.prices)) if fresh else shipped
+
+
+def refreshed_path() -> Path:
+    return state_dir() / "catalog.json"
+
+
+def keep_spot_prices(prices: Sequence[Price], day: str) -> None:
+    """From now on ``catalog`` prefers these, looked up on ``day``, and those that were kept before of other types and
+    regions. Raises ``BadInput`` if what was kept cannot be read."""
+    before = _refreshed()
+    kept = {(price.type, price.region): price for price in (before.prices if before else ())}
+    for price in prices:
+        told = Price(type=price.type, region=price.region, spot=price.spot, zones=price.zones, spot_date=day)
+        kept[price.type, price.region] = told
+    fresh = Catalog(date=day, types=(), prices=tuple(kept[key] for key in sorted(kept)))
+    path = refreshed_path()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(fresh)))
+    partial.replace(path)
+    catalog.cache_clear()
+
+
+def _refreshed() -> Catalog | None:
+    path = refreshed_path()
+    return _read(path) if path.exists() else None
+
+
+def _read(path: Path) -> Catalog:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Catalog)
     except (OSError, msgspec.MsgspecError) as error:
-        raise BadInput(f"{path} is no catalog: {error}", "delete it, or refresh it: gpuctl offers --refresh") from error
+        raise BadInput(f"{path} is no catalog: {error}", "delete it, then: gpuctl offers --refresh") from error
+
+
+def _newer(shipped: Catalog, fresh: Sequence[Price]) -> tuple[Price, ...]:
+    """All prices, with the later spot price of each; a new gpuctl may have brought later ones than were kept, or know
+    a type no more."""
+    types = {machine.name for machine in shipped.types}
+    prices = {(price.type, price.region): price for price in shipped.prices}
+    for price in fresh:
+        key = (price.type, price.region)
+        old = prices.get(key)
+        if price.type not in types:
+            continue
+        if old is None:
+            prices[key] = price
+        elif old.spot is None or price.spot_date >= (old.spot_date or old.date or shipped.date):
+            prices[key] = msgspec.structs.replace(old, spot=price.spot, zones=price.zones, spot_date=price.spot_date)
+    return tuple(prices.values())

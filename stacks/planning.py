@@ -93,7 +93,7 @@ def plan(request: StackRequest) -> Plan:
         machine=machine,
         resources=tuple(declared(request, machine)),
         cost=Cost(
-            date=(price and price.date) or catalog().date,
+            date=(price and ((request.spot and price.spot_date) or price.date)) or catalog().date,
             spot=None if price is None or price.spot is None else round(price.spot * request.nodes_max, 4),
             on_demand=None
             if price is None or price.on_demand is None
