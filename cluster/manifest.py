@@ -26,7 +26,7 @@ from gpuctl.cluster.records import CheckpointEntry, decode
 
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 1 << 20
-"""What a processor keeps in its cache between verifying and copying; of a checkpoint, its digests are a part in 30,000."""
+"""What a processor keeps in its cache between verifying and copying. The digests are a part in 30,000 of it all."""
 FORMAT = 2
 
 

@@ -21,6 +21,7 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.errors import BadInput, CorruptRecord, StoreUnavailable
 from gpuctl.cluster.ignore import Rules, rules_of
+from gpuctl.cluster.refusals import shown
 
 LIMIT_BYTES = 500_000_000
 """Of the files before compression: beyond it something is in the folder that is not code."""
@@ -272,7 +273,7 @@ def _stream(bucket: Bucket, key: str, path: Path, on_bytes: Callable[[int], None
             obstore.put(bucket.raw, key, chunks(file), chunk_size=_CHUNK_BYTES)
         except (BaseError, OSError) as error:
             reason = str(error).split("\n", 1)[0]
-            raise StoreUnavailable(f"the upload to {bucket.url} broke off: {reason}", "try again") from error
+            raise StoreUnavailable(f"the upload to {shown(bucket.url)} broke off: {reason}", "try again") from error
 
 
 def _megabytes(size: int) -> str:
