@@ -13,13 +13,11 @@ Nothing else knows that API. The program runs in this process; Pulumi's CLI does
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import pulumi
@@ -35,10 +33,11 @@ from pulumi.automation import (
 from pulumi.automation.events import DiagnosticEvent, StepEventMetadata
 from semver import VersionInfo
 
-from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks import program
 from gpuctl.stacks.failures import CLEARABLE, Failure, Refusal, StackFailed, failure, first_line, interrupted, place
 from gpuctl.stacks.known import state_dir
+from gpuctl.stacks.passphrase import passphrase, private_folder
 from gpuctl.stacks.request import StackRequest
 
 OLDEST_CLI = VersionInfo(3, 181, 0)
@@ -131,12 +130,12 @@ class Engine:
 
     def _stack(self, declare: Callable[[], None] | None = None) -> Stack:
         """Only one that is about to be made (``declare``) is created if there is none."""
-        folder = _private(state_dir() / "pulumi" / self._cluster)
+        folder = private_folder(state_dir() / "pulumi" / self._cluster)
         workspace = LocalWorkspace(
             work_dir=str(folder),
             program=declare,
             env_vars={
-                "PULUMI_BACKEND_URL": self._backend or f"file://{_private(folder / 'state')}",
+                "PULUMI_BACKEND_URL": self._backend or f"file://{private_folder(folder / 'state')}",
                 "PULUMI_CONFIG_PASSPHRASE": passphrase(),
                 "PULUMI_SKIP_UPDATE_CHECK": "true",
             },
@@ -187,7 +186,7 @@ class Engine:
     def _once(self, stack: Stack, verb: Callable[[_Heard], Any]) -> Any:
         heard = _Heard(self._on_progress)
         with self._explained(stack, heard):
-            return verb(heard)
+            return _to_the_end(lambda: verb(heard))
 
     @contextlib.contextmanager
     def _explained(self, stack: Stack, heard: _Heard | None = None) -> Iterator[None]:
@@ -218,25 +217,6 @@ def found_cli() -> PulumiCommand:
     if versions:
         raise StackFailed(Failure.OLD_CLI, f"Pulumi's CLI is {versions[0]}, which is too old", hint)
     raise StackFailed(Failure.NO_CLI, "Pulumi's CLI is not installed", hint)
-
-
-def passphrase() -> str:
-    """Made when it is first asked for; the states cannot be read without it. Raises ``GpuctlError`` if the file has
-    been emptied: another one would lock the user out of every state there is."""
-    folder = _private(state_dir() / "pulumi")
-    path = folder / ".passphrase"
-    if not path.exists():
-        partial = folder / f".passphrase-{secrets.token_hex(8)}"
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32))
-        # A link, for it appears whole, and the first of two who do this at once wins.
-        with contextlib.suppress(FileExistsError):
-            os.link(partial, path)
-        partial.unlink()
-    told = path.read_text().strip()
-    if not told:
-        raise GpuctlError(f"{path} is empty, and Pulumi's state cannot be read without it", "restore it from a backup")
-    return told
 
 
 def inline(request: StackRequest) -> Callable[[], None]:
@@ -299,14 +279,20 @@ def _refresh(stack: Stack, clear_pending_creates: bool = False) -> Callable[[_He
     )
 
 
-def _private(folder: Path) -> Path:
-    """For this user alone, and so is all that is above it up to the state directory."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in (folder, *folder.parents):
-        if one == state_dir():
-            break
-        one.chmod(0o700)
-    return folder
+def _to_the_end(verb: Callable[[], Any]) -> Any:
+    """Ctrl-C reaches the CLI as well: it ends what it is at and fails as cancelled; a second one ends it at once. To
+    leave before it does would close its pipes, and kill it with operations that no state knows the outcome of."""
+    was_interrupted = False
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        running = pool.submit(verb)
+        while not running.done():
+            try:
+                wait([running])
+            except KeyboardInterrupt:
+                was_interrupted = True
+    if was_interrupted and running.exception() is None:
+        raise KeyboardInterrupt
+    return running.result()
 
 
 def _deployment(stack: Stack) -> Mapping[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,10 +24,11 @@ from pulumi.runtime.proto import events_pb2, events_pb2_grpc
 from semver import VersionInfo
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.engine import Engine, Progress, found_cli, passphrase
+from gpuctl.stacks.engine import Engine, Progress, found_cli
 from gpuctl.stacks.failures import Failure, StackFailed, first_line
 from gpuctl.stacks.known import state_dir
 from gpuctl.stacks.machines import catalog
+from gpuctl.stacks.passphrase import passphrase
 from gpuctl.stacks.planning import declared
 from tests.stacks.monitor import Monitor, run
 from tests.stacks.samples import asked
@@ -137,6 +140,21 @@ class Running(Cli):
         if self.said:
             self.scenes["up"] = [Scene("refused", "error: update failed")]
         return super().run(args, *rest, **more)
+
+
+@dataclass
+class Interrupted(Cli):
+    """Somebody presses Ctrl-C when a resource begins."""
+
+    heard: threading.Event = field(default_factory=threading.Event)
+    """By the process that called it."""
+    ended: bool = False
+
+    def _log(self, events: bytes, where: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert self.heard.wait(20)
+        super()._log(events, where)
+        self.ended = True
 
 
 @dataclass
@@ -313,6 +331,27 @@ def test_a_cancelled_update_says_what_is_left() -> None:
     cli.resources = (VPC, TEMPLATE)
     failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws")))
     assert failed.kind == Failure.CANCELLED and "2 resources are there" in failed.hint
+
+
+@pytest.mark.parametrize(
+    ("scene", "raised"),
+    [(Scene("up-cancelled", "error: update cancelled"), StackFailed), (Scene("up"), KeyboardInterrupt)],
+    ids=["the CLI gives up", "the CLI was done"],
+)
+def test_ctrl_c_waits_until_the_cli_has_ended(scene: Scene, raised: type[BaseException]) -> None:
+    cli = Interrupted(scenes={"up": [scene]})
+
+    def press(signum: int, frame: object) -> None:  # noqa: ARG001
+        cli.heard.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        with pytest.raises(raised):
+            Engine("demo", command=cli).up(asked("aws"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert cli.ended
 
 
 @pytest.mark.parametrize("force", [False, True])
