@@ -108,7 +108,7 @@ def _as_json(offer: Offer) -> dict[str, Any]:
         **machine,
         "region": offer.price.region,
         "spot_usd_per_hour": spot,
-        "spot_date": offer.price.spot_date or offer.price.date or catalog().date,
+        "spot_date": offer.price.spot_date or None,
         "on_demand_usd_per_hour": on_demand,
         "spot_usd_per_gpu_hour": offer.usd_per_gpu(spot=True),
         "on_demand_usd_per_gpu_hour": offer.usd_per_gpu(spot=False),

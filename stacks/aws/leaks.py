@@ -19,6 +19,8 @@ from gpuctl.stacks.aws.account import Connect, connecting, understood, usual_reg
 from gpuctl.stacks.cloud import Leftover, Scan
 from gpuctl.stacks.machines import catalog
 
+OURS = "gpuctl-"
+"""Roles and profiles have names that begin so."""
 _TAG = "gpuctl:cluster"
 _ALL = "all"
 _AT_ONCE = 16
@@ -173,7 +175,7 @@ KINDS = (
         _instance_usd,
     ),
     Kind("volume", "describe_volumes", ("Volumes",), "VolumeId", ("deleted",), ("VolumeType", "State"), _volume_usd),
-    Kind("elastic address", "describe_addresses", ("Addresses",), "AllocationId", (), ("PublicIp",), _address_usd),
+    Kind("elastic IP", "describe_addresses", ("Addresses",), "AllocationId", (), ("PublicIp",), _address_usd),
     Kind("network interface", "describe_network_interfaces", ("NetworkInterfaces",), "NetworkInterfaceId"),
     Kind("placement group", "describe_placement_groups", ("PlacementGroups",), "GroupName", ("deleted",), ("State",)),
     Kind("launch template", "describe_launch_templates", ("LaunchTemplates",), "LaunchTemplateId"),
@@ -231,7 +233,7 @@ def _profiles(client: Any, cluster: str | None) -> Iterator[Leftover]:
 
 def _ours(names: Iterator[str]) -> Iterator[str]:
     """Lists tell no tags, and to ask for those of every role of a large account takes minutes."""
-    return (name for name in names if name.startswith("gpuctl-"))
+    return (name for name in names if name.startswith(OURS))
 
 
 def _unless_gone(client: Any, key: str, get: Callable[[], Answer]) -> Sequence[dict[str, str]]:

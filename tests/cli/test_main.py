@@ -33,6 +33,9 @@ READ_ONLY = {
     "ckpt verify": ["ckpt", "verify"],
     "ckpt pull --format safetensors": ["ckpt", "pull", "last", "out", "--format", "safetensors"],
     "config show": ["config", "show"],
+    "offers": ["offers"],
+    "leaks --help": ["leaks", "--help"],
+    "check --help": ["check", "--help"],
     "completion": ["completion", "bash"],
     "train --help": ["train", "--help"],
 }

@@ -7,6 +7,7 @@ connect endpoints, forgets that an instance is spot, and believes any credential
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import uuid
@@ -18,9 +19,10 @@ import pytest
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.aws.account import CredentialsRefused
-from gpuctl.stacks.aws.leaks import scan
+from gpuctl.stacks.aws.leaks import KINDS, OURS, scan
 from gpuctl.stacks.cloud import Leftover
 from tests.stacks.recorded import Answers, answering, query_refusal, refusal
+from tests.stacks.samples import Planned, asked, planned
 
 pytestmark = pytest.mark.usefixtures("aws_account")
 
@@ -83,12 +85,12 @@ class Mess:
         made["security group"] = ec2.create_security_group(
             **vpc, GroupName=name, Description="nodes", TagSpecifications=self._with("security-group")
         )["GroupId"]
-        made["elastic address"] = ec2.allocate_address(Domain="vpc", TagSpecifications=self._with("elastic-ip"))[
+        made["elastic IP"] = ec2.allocate_address(Domain="vpc", TagSpecifications=self._with("elastic-ip"))[
             "AllocationId"
         ]
         made["NAT gateway"] = ec2.create_nat_gateway(
             SubnetId=made["subnet"],
-            AllocationId=made["elastic address"],
+            AllocationId=made["elastic IP"],
             TagSpecifications=self._with("natgateway"),
         )["NatGateway"]["NatGatewayId"]
         made["VPC endpoint"] = ec2.create_vpc_endpoint(
@@ -156,6 +158,26 @@ def test_every_piece_of_a_mess_is_found_and_nothing_of_a_strangers(cluster: str)
     assert not everywhere & set(stranger.made.items())
 
 
+def test_all_that_the_program_makes_is_looked_for() -> None:
+    """What has tags and is deleted on ``down``; rules go with their security group."""
+    words = {"Eip": "elastic IP", "Group": "auto scaling group"}
+    made = {
+        resource.type.rpartition(":")[2]
+        for resource in planned(asked("aws")).resources
+        if "tags" in resource.inputs and not resource.kept and not resource.type.endswith("Rule")
+    }
+    looked_for = {kind.what.lower() for kind in KINDS} | {"role", "instance profile"}
+    kinds = {words.get(name) or re.sub(r"\B(?=[A-Z])", " ", name) for name in made}
+    assert "Nat Gateway" in kinds
+    assert {kind for kind in kinds if kind.lower() not in looked_for} == set()
+
+
+def test_roles_and_profiles_have_the_names_that_are_looked_through() -> None:
+    of = Planned(asked("aws"))
+    prefixes = [of.one(kind)["namePrefix"] for kind in ("iam/role:Role", "iam/instanceProfile:InstanceProfile")]
+    assert [prefix.startswith(OURS) for prefix in prefixes] == [True, True]
+
+
 def test_what_costs_something_is_told_its_price_and_comes_first(cluster: str) -> None:
     Mess(tags(cluster), cluster)
     found = scan([], cluster, answering(NOTHING)).found
@@ -164,7 +186,7 @@ def test_what_costs_something_is_told_its_price_and_comes_first(cluster: str) ->
         ("instance", 21.95764),
         ("NAT gateway", 0.045),
         ("volume", round(200 * 0.08 / 730, 5)),
-        ("elastic address", 0.005),
+        ("elastic IP", 0.005),
     ]
     assert {one.about for one in found if one.kind == "instance"} == {f"{TYPE}, running"}
 
@@ -205,11 +227,11 @@ def test_placement_groups_and_endpoints_are_read_from_what_aws_answers(cluster: 
         ("ec2", "DescribePlacementGroups"): _set("placementGroupSet", groups),
         ("ec2", "DescribeInstanceConnectEndpoints"): _set("instanceConnectEndpointSet", endpoints),
     }
-    asked: list[bytes] = []
-    found = scan([], cluster, answering(answers, asked)).found
+    requests: list[bytes] = []
+    found = scan([], cluster, answering(answers, requests)).found
     assert pieces(found) == {("placement group", "ours"), ("instance connect endpoint", "eice-1")}
-    assert len(asked) == 2
-    assert all(f"Filter.1.Value.1={cluster}".encode() in request for request in asked)
+    assert len(requests) == 2
+    assert all(f"Filter.1.Value.1={cluster}".encode() in request for request in requests)
 
 
 def test_a_spot_instance_of_no_known_price_is_told_as_one_that_costs_something(cluster: str) -> None:

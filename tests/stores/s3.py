@@ -56,9 +56,8 @@ def _serve() -> None:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
-    logging.getLogger("werkzeug").setLevel(
-        logging.CRITICAL
-    )  # a call that moto lacks is a 500, and no page of traceback
+    # What moto lacks is answered with a 500, and not with a page of traceback besides.
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
     application = in_turn(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
