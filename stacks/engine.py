@@ -66,9 +66,8 @@ OnProgress = Callable[[Progress], None]
 
 
 class Engine:
-    """Of one cluster. Every verb but ``cancel`` raises ``StackFailed`` and may be repeated; ``force`` clears what a
-    crash has left before it: locks, and operations whose outcome nobody knows. A lock whose holder is seen to live is
-    never cleared."""
+    """Of one cluster. Every verb raises ``StackFailed`` and may be repeated. ``force`` first clears what a crash has
+    left: locks, and operations whose outcome nobody knows. A lock whose holder is seen to live is never cleared."""
 
     def __init__(
         self,
