@@ -6,7 +6,7 @@
 ``storage.py``      component: the bucket, private and kept on ``down``
 ``identity.py``     component: what a node may do, and nothing else
 ``group.py``        component: the machines, which come back when they are lost
-``leaks.py``        what is there by its tags, whatever Pulumi knows of it
+``leaks.py``        what is there by its tags, whatever Pulumi knows of it (AWS so far, as what follows)
 ``checks.py``       whether the account would get what is asked for
 ``offers.py``       what machines cost now
 ==================  ==================================================================================================

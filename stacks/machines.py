@@ -95,7 +95,7 @@ def catalog(path: Path | None = None) -> Catalog:
         return _read(path)
     shipped = _read(Path(__file__).with_name("catalog.json"))
     fresh = _refreshed()
-    return msgspec.structs.replace(shipped, prices=_newer(shipped, fresh.prices)) if fresh else shipped
+    return msgspec.structs.replace(shipped, prices=newer(shipped, fresh.prices)) if fresh else shipped
 
 
 def refreshed_path() -> Path:
@@ -119,19 +119,7 @@ def keep_spot_prices(prices: Sequence[Price], day: str) -> None:
     catalog.cache_clear()
 
 
-def _refreshed() -> Catalog | None:
-    path = refreshed_path()
-    return _read(path) if path.exists() else None
-
-
-def _read(path: Path) -> Catalog:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Catalog)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise BadInput(f"{path} is no catalog: {error}", "delete it, then: gpuctl offers --refresh") from error
-
-
-def _newer(shipped: Catalog, fresh: Sequence[Price]) -> tuple[Price, ...]:
+def newer(shipped: Catalog, fresh: Sequence[Price]) -> tuple[Price, ...]:
     """All prices, with the later spot price of each; a new gpuctl may have brought later ones than were kept, or know
     a type no more."""
     types = {machine.name for machine in shipped.types}
@@ -146,3 +134,15 @@ def _newer(shipped: Catalog, fresh: Sequence[Price]) -> tuple[Price, ...]:
         elif old.spot is None or price.spot_date >= (old.spot_date or old.date or shipped.date):
             prices[key] = msgspec.structs.replace(old, spot=price.spot, zones=price.zones, spot_date=price.spot_date)
     return tuple(prices.values())
+
+
+def _refreshed() -> Catalog | None:
+    path = refreshed_path()
+    return _read(path) if path.exists() else None
+
+
+def _read(path: Path) -> Catalog:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Catalog)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BadInput(f"{path} is no catalog: {error}", "delete it, then: gpuctl offers --refresh") from error

@@ -49,7 +49,6 @@ class Kind:
     usd: Callable[[Answer, str], float | None] = lambda _thing, _region: 0.0
     """For an hour, in a region."""
     service: str = "ec2"
-    filters: str = "Filters"
 
 
 def scan(regions: Sequence[str], cluster: str | None = None, connect: Connect | None = None) -> Scan:
@@ -102,7 +101,7 @@ def _enabled(connect: Connect, at: str) -> tuple[str, ...]:
 
 def _found(kind: Kind, client: Any, region: str, cluster: str | None) -> Iterator[Leftover]:
     wanted = {"Name": f"tag:{_TAG}", "Values": [cluster]} if cluster else {"Name": "tag-key", "Values": [_TAG]}
-    for thing in _things(kind, client, {kind.filters: [wanted]}):
+    for thing in _things(kind, client, {"Filters": [wanted]}):
         owner = _cluster(thing.get("Tags") or thing.get("TagSet", ()))  # the latter on network interfaces alone
         if not owner or cluster not in (None, owner) or _state(thing) in kind.gone:
             continue
@@ -205,7 +204,6 @@ KINDS = (
         ("deleted",),
         ("State",),
         _nat_usd,
-        filters="Filter",
     ),
     Kind("internet gateway", "describe_internet_gateways", ("InternetGateways",), "InternetGatewayId"),
     Kind("subnet", "describe_subnets", ("Subnets",), "SubnetId", about=("AvailabilityZone",)),

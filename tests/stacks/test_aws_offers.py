@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.aws.account import CredentialsRefused
 from gpuctl.stacks.aws.offers import spot_prices
-from gpuctl.stacks.machines import Price, catalog, keep_spot_prices, refreshed_path
+from gpuctl.stacks.machines import Catalog, Price, catalog, keep_spot_prices, newer, refreshed_path
 from gpuctl.stacks.planning import price_of
 from tests.stacks.recorded import Answers, answering, query_refusal
 from tests.stacks.samples import asked
@@ -44,7 +45,8 @@ def test_the_last_price_of_each_zone_counts_and_the_cheapest_zone_is_the_regions
             f"<spotPrice>{usd}</spotPrice><timestamp>2026-11-21T{hour:02}:00:00Z</timestamp></item>"
         )
 
-    history = told("us-east-1b", "11.5", 9) + told("us-east-1a", "9.25", 8) + told("us-east-1a", "7.0", 3)
+    history = told("us-east-1b", "2.0", 3) + told("us-east-1b", "11.5", 9)
+    history += told("us-east-1a", "9.25", 8) + told("us-east-1a", "7.0", 3)
     answers: Answers = {
         ("ec2", "DescribeSpotPriceHistory"): f"<R><spotPriceHistorySet>{history}</spotPriceHistorySet></R>"
     }
@@ -90,6 +92,18 @@ def test_regions_are_refreshed_one_after_the_other() -> None:
 def test_a_kept_type_that_gpuctl_knows_no_more_is_left_out() -> None:
     keep_spot_prices([Price(type="p1.old", region="us-east-1", spot=1.0)], "2026-11-21")
     assert "p1.old" not in {price.type for price in catalog().prices}
+
+
+def test_a_later_price_that_a_new_gpuctl_brings_goes_before_what_was_kept() -> None:
+    shipped = Catalog(
+        date="2026-11-09",
+        types=(catalog().type(P4D[0]),),
+        prices=(Price(type=P4D[0], region=P4D[1], spot=7.0, spot_date="2026-11-20"),),
+    )
+    kept = Price(type=P4D[0], region=P4D[1], spot=9.0, spot_date="2026-11-19")
+    assert newer(shipped, [kept]) == shipped.prices
+    (price,) = newer(shipped, [msgspec.structs.replace(kept, spot_date="2026-11-21")])
+    assert (price.spot, price.spot_date) == (9.0, "2026-11-21")
 
 
 def test_a_kept_file_that_is_none_is_named() -> None:
