@@ -107,6 +107,8 @@ def _refusal(error: Any) -> GpuctlError:
         return Denied(
             f"this AWS account may not call {error.operation_name} here", "enable the region, or take another"
         )
+    if code.isdigit():  # a status, with a page for people instead of an answer
+        return GpuctlError(f"AWS answered {code} to {error.operation_name}", "try again later")
     return GpuctlError(f"AWS refused {error.operation_name}: {code}: {said[:200]}")
 
 

@@ -215,8 +215,8 @@ def test_the_verb_prints_a_line_for_each_check() -> None:
     lines = {line.split()[1]: line.split()[0] for line in done.stdout.splitlines()}
     assert (lines["credentials"], lines["region"], lines["machines"], lines["quota"]) == ("ok", "ok", "ok", "fail")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert "quota" in done.stderr
+    assert "AWS answered 500 to GetAWSDefaultServiceQuota; try again later" in done.stdout
+    assert done.stderr == "error: 2 checks failed: permissions, quota\n"
 
 
 def test_the_verb_tells_of_missing_credentials_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
