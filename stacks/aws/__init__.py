@@ -9,7 +9,7 @@ from gpuctl.stacks.machines import MachineType, Price
 from gpuctl.stacks.request import StackRequest
 
 NAT_USD_PER_HOUR = 0.045
-"""us-east-1, and 0.045 for each GB besides: aws.amazon.com/vpc/pricing, 2026-11. S3 goes past it, for nothing."""
+"""us-east-1, and 0.045 for each GB besides; not looked up: see aws.amazon.com/vpc/pricing. S3 goes past it."""
 PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
 
 

@@ -27,7 +27,7 @@ _AT_ONCE = 16
 """Requests on their way. AWS answers more, and begins to refuse some."""
 _HOURS_OF_A_MONTH = 730
 _VOLUME_USD_PER_GB_MONTH = {"gp3": 0.08, "gp2": 0.10, "io1": 0.125, "io2": 0.125, "st1": 0.045, "sc1": 0.015}
-"""us-east-1: aws.amazon.com/ebs/pricing, 2026-11. What is paid for operations comes on top."""
+"""us-east-1, not looked up: see aws.amazon.com/ebs/pricing. What is paid for operations comes on top."""
 
 Answer = dict[str, Any]
 """One thing, as boto3 has it."""

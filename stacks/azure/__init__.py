@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pulumi
 
 PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
-"""Standard, static, as scale sets have them: azure.microsoft.com/pricing/details/ip-addresses."""
+"""Standard, static, as scale sets have them; not looked up: see azure.microsoft.com/pricing/details/ip-addresses."""
 
 
 class Azure:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
 PUBLIC_ADDRESS_OF_SPOT_USD_PER_HOUR = 0.0025
-"""In use by a machine: cloud.google.com/vpc/network-pricing."""
+"""In use by a machine; not looked up: see cloud.google.com/vpc/network-pricing."""
 
 
 class Gcp:
