@@ -15,8 +15,8 @@ from gpuctl.cluster.manifest import BLOCK_BYTES, Part, digest
 T = TypeVar("T")
 R = TypeVar("R")
 
-AT_ONCE = 16
-"""Blocks in memory: 16 MiB, of which the allocator makes about twice that."""
+AT_ONCE = 6
+"""Blocks in memory: 6 MiB, of which the allocator makes about twice that."""
 _PATIENCE_S = 2.0
 
 

