@@ -38,7 +38,9 @@ def test_weights_after_losing_and_regaining_nodes_are_those_of_an_undisturbed_ru
     cluster.wait_for_step(job, 50)
     cluster.run("preempt", cluster.rank0(), "--notice", "0", "--replace-after", "0")
     cluster.wait_for_step(job, 120, number=cluster.wait(lambda: _running(cluster, job, 3), "three nodes again"))
-    other = next(node for node in cluster.nodes() if node != cluster.rank0())
+    now = cluster.now(job)
+    assert now is not None
+    other = next(member.node for member in now.members if member.node != cluster.rank0())
     cluster.run("preempt", other, "--notice", "20", "--replace-after", "0")
     _succeeded(cluster, job)
     assert len({r.number for r in cluster.history(job) if r.phase == "run"}) == 3
