@@ -56,8 +56,9 @@ class Save:
     def remaining_s(self, usual_s: float | None) -> float:
         """Estimate of what this save still takes, if one takes ``usual_s``."""
         elapsed_s = time.monotonic() - self.begun
-        by_bytes_s = elapsed_s * (self.laid.size / self.uploaded - 1) if self.uploaded else float("inf")
-        return by_bytes_s if usual_s is None else max(usual_s - elapsed_s, by_bytes_s if self.uploaded else 0.0)
+        told = 10 * self.uploaded >= self.laid.size  # the first parts to arrive are the small ones
+        by_bytes_s = elapsed_s * (self.laid.size / self.uploaded - 1) if told else float("inf")
+        return by_bytes_s if usual_s is None else max(usual_s - elapsed_s, by_bytes_s if told else 0.0)
 
     def tell(self, error: GpuctlError) -> None:
         """That the bucket is away is worth one line."""
