@@ -63,7 +63,7 @@ def test_with_time_for_one_the_one_on_its_way_makes_room(tmp_path: Path, env: di
 
 
 def test_without_time_for_a_new_one_the_one_on_its_way_is_finished(tmp_path: Path, env: dict[str, str]) -> None:
-    ended = noticed(env, 1.05)
+    ended = noticed(env, 0.6)
     assert [(entry.step, entry.reason) for entry in entries(tmp_path)] == [(1, "asked"), (2, "interval")], ended
     assert "s are left, so the checkpoint on its way is finished, and none of step 3 made" in ended[0].said
 
