@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-import typer
 
 from gpuctl.cli.options import Cluster, Output, text_option, wants_json
-from gpuctl.cli.plan import MachineFlags, request_of
+from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, OnDemand, Region, Type, Zone, request_of
 from gpuctl.cli.settings import load
 from gpuctl.cli.terminal import count, out, out_json
 from gpuctl.cluster.errors import BadInput, GpuctlError
@@ -19,18 +18,12 @@ from gpuctl.stacks.machines import CLOUDS, catalog
 def verb(
     provider: Annotated[str | None, text_option("--provider", metavar="NAME", about="aws, gcp or azure.")] = None,
     nodes: Annotated[str | None, text_option("--nodes", "-n", metavar="N|MIN:MAX", about="How many.")] = None,
-    machine_type: Annotated[
-        str | None, text_option("--type", metavar="NAME", about="Instance type (default: the cheapest that fits).")
-    ] = None,
-    gpu: Annotated[
-        str | None, text_option("--gpu", metavar="NAME", about="Such as A100, where no type is named.")
-    ] = None,
-    gpus: Annotated[str | None, text_option("--gpus", metavar="N", about="GPUs of each machine, the same.")] = None,
-    region: Annotated[str | None, text_option("--region", metavar="NAME", about="Such as us-east-1.")] = None,
-    zone: Annotated[str | None, text_option("--zone", metavar="NAME", about="Such as us-east-1b.")] = None,
-    on_demand: Annotated[
-        bool, typer.Option("--on-demand", help="Machines that are not taken away, at full price.")
-    ] = False,
+    machine_type: Type = None,
+    gpu: Gpu = None,
+    gpus: Gpus = None,
+    region: Region = None,
+    zone: Zone = None,
+    on_demand: OnDemand = False,
     cluster: Cluster = None,
     output: Output = "text",
 ) -> None:

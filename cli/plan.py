@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from gpuctl import __version__
-from gpuctl.cli.options import parse_flag, whole_number
+from gpuctl.cli.options import parse_flag, text_option, whole_number
 from gpuctl.cli.settings import Settings
 from gpuctl.cli.terminal import out, say, table
 from gpuctl.cluster.errors import BadInput
@@ -23,6 +25,16 @@ if TYPE_CHECKING:
 
 _USUAL_REGION = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
 _FIRST_ZONE = {"aws": "{}a", "gcp": "{}-a", "azure": ""}
+
+
+Type = Annotated[
+    str | None, text_option("--type", metavar="NAME", about="Instance type (default: the cheapest that fits).")
+]
+Gpu = Annotated[str | None, text_option("--gpu", metavar="NAME", about="Such as A100, where no type is named.")]
+Gpus = Annotated[str | None, text_option("--gpus", metavar="N", about="GPUs of each machine, the same.")]
+Region = Annotated[str | None, text_option("--region", metavar="NAME", about="Such as us-east-1.")]
+Zone = Annotated[str | None, text_option("--zone", metavar="NAME", about="Such as us-east-1b.")]
+OnDemand = Annotated[bool, typer.Option("--on-demand", help="Machines that are not taken away, at full price.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuctl.cli.options import Cluster, Output, text_option, wants_json
-from gpuctl.cli.plan import MachineFlags, request_of, show
+from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, OnDemand, Region, Type, Zone, request_of, show
 from gpuctl.cli.plan import as_json as plan_as_json
 from gpuctl.cli.settings import Settings, load
 from gpuctl.cli.terminal import count, out, out_json, say
@@ -27,18 +27,12 @@ def verb(
     bucket: Annotated[
         str | None, text_option("--bucket", metavar="URL", about="Where its state and checkpoints go.")
     ] = None,
-    machine_type: Annotated[
-        str | None, text_option("--type", metavar="NAME", about="Instance type (default: the cheapest that fits).")
-    ] = None,
-    gpu: Annotated[
-        str | None, text_option("--gpu", metavar="NAME", about="Such as A100, where no type is named.")
-    ] = None,
-    gpus: Annotated[str | None, text_option("--gpus", metavar="N", about="GPUs of each machine, the same.")] = None,
-    region: Annotated[str | None, text_option("--region", metavar="NAME", about="Such as us-east-1.")] = None,
-    zone: Annotated[str | None, text_option("--zone", metavar="NAME", about="Such as us-east-1b.")] = None,
-    on_demand: Annotated[
-        bool, typer.Option("--on-demand", help="Machines that are not taken away, at full price.")
-    ] = False,
+    machine_type: Type = None,
+    gpu: Gpu = None,
+    gpus: Gpus = None,
+    region: Region = None,
+    zone: Zone = None,
+    on_demand: OnDemand = False,
     ssh_from: Annotated[
         str | None, text_option("--ssh-from", metavar="NETWORK", about="Who may log in, such as 203.0.113.7/32.")
     ] = None,

@@ -22,14 +22,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 import xxhash
 
-from gpuctl.cluster import jobs, layout
+from gpuctl.cluster import jobs
 from gpuctl.cluster.bucket import PartStore, open_bucket, probe
 from gpuctl.cluster.commits import Commits
 from gpuctl.cluster.errors import BadInput, Damaged, Fenced, GpuctlError
@@ -41,6 +40,7 @@ from gpuctl.trainers import reading
 from gpuctl.trainers.deadline import CHOICES, choose
 from gpuctl.trainers.interval import Interval, Losses
 from gpuctl.trainers.notice import Notice
+from gpuctl.trainers.places import folder_at, own_folder
 from gpuctl.trainers.reading import BucketSource, Parts, read_value
 from gpuctl.trainers.saving import Reason, Save, Saver, say
 from gpuctl.trainers.shares import Holders, Share, outline, share_of
@@ -53,9 +53,6 @@ from gpuctl.trainers.world import World
 T = TypeVar("T")
 
 _BUFFERS = 2
-_PATIENCE_S = 60.0
-_TIMEOUT_S = 300.0
-"""For one request: a part of 64 MiB takes its time on a slow line."""
 
 
 class Checkpointer:
@@ -424,15 +421,10 @@ class Checkpointer:
 
 
 def _open(url: str | None, context: WorkerContext | None) -> PartStore | None:
-    """The folder of the checkpoints: the job's own by default, in a bucket that the cluster has proven already."""
+    """The folder of the checkpoints: the job's own by default."""
     if url is not None:
-        bucket = open_bucket(
-            url if "://" in url else Path(url).absolute().as_uri(), patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S
-        )
+        bucket = folder_at(url)
         if World.of_env().rank == 0:
             probe(bucket)
         return bucket
-    if context is None:
-        return None
-    bucket = open_bucket(context.bucket, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
-    return bucket.at(layout.checkpoints(context.job))
+    return None if context is None else own_folder(context)

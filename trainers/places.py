@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import PartStore, open_bucket, probe
+from gpuctl.cluster.bucket import Bucket, PartStore, open_bucket, probe
 from gpuctl.cluster.commits import Commits, ledger_of
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.manifest import Manifest
@@ -86,16 +86,21 @@ def place_of(url: str | None) -> Place:
         return _opened[url, context]
 
 
+def folder_at(url: str) -> Bucket:
+    """``url`` is a bucket URL or a local path."""
+    address = url if "://" in url else Path(url).absolute().as_uri()
+    return open_bucket(address, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
+
+
+def own_folder(context: WorkerContext) -> Bucket:
+    """The job's, in a bucket that the cluster has proven already."""
+    bucket = open_bucket(context.bucket, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
+    return bucket.at(layout.checkpoints(context.job))
+
+
 def _open(url: str | None, context: WorkerContext | None) -> Place:
-    own = None
-    if context is not None:
-        bucket = open_bucket(context.bucket, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
-        own = bucket.at(layout.checkpoints(context.job))
-    if url is None:
-        found = own
-    else:
-        address = url if "://" in url else Path(url).absolute().as_uri()
-        found = open_bucket(address, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
+    own = None if context is None else own_folder(context)
+    found = own if url is None else folder_at(url)
     if found is None:
         raise BadInput("outside of a gpuctl job there is no folder for checkpoints", "give the URL of one")
     number = context.round if context is not None and own is not None and found.url == own.url else None
