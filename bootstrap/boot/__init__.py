@@ -1,0 +1,22 @@
+"""What runs on a bare machine until it is a node, and watches over it from then on. Standard library only, one file per
+concern, Python >= 3.10: it travels in the user-data, and is all there is if everything after it fails.
+
+On the machine::
+
+    /etc/gpuctl/node.json              NodeSpec
+    /opt/gpuctl/boot/gpuctl_boot/      this folder
+    /opt/gpuctl/venv/                  gpuctl, once it is installed
+    /var/lib/gpuctl/boot/<step>.done   markers: what was done is not done again, not by a reboot either
+    /var/lib/gpuctl/node/              the agent's folder: identity.json, jobs/…
+    /var/log/gpuctl-boot.log           also in the bucket, as boot/<node>.log, after every step
+    /run/gpuctl/rank0.json             who is rank 0, kept current by the agent
+    /run/gpuctl/busy                   touched by the agent while a job is here; the idle watch reads its time
+    /run/gpuctl/leaving                claim: who made it takes the machine away, for the reason in it; nobody else does
+
+In the bucket, below the cluster's prefix::
+
+    boot/<node>.json                   how far it is: step, state (booting, ready, failed), reason, addresses, host keys
+    boot/<node>.log                    what the steps printed
+
+Its modules import each other relatively and nothing else of gpuctl.
+"""

@@ -1,0 +1,63 @@
+"""What a machine is told when it first boots: all that ``user_data.render`` puts into user-data, and no secret.
+
+On the machine it is ``/etc/gpuctl/node.json``. ``bootstrap.boot`` reads it there as plain JSON, for it runs before gpuctl
+and its packages are installed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Fabric = Literal["", "efa", "infiniband", "gvnic"]
+Host = Literal["aws", "gcp", "azure", "ssh"]
+"""Who answers for the machine: whose metadata it asks, whose shrink call it makes. ``ssh``: it was there before."""
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the instance type should have, for the health gate; a machine with less of it is never ready."""
+
+    gpus: int = 0
+    gpu_memory_gb: float = 0.0
+    """Of each GPU."""
+    fabric: Fabric = ""
+    fabric_cards: int = 0
+
+
+class Package(msgspec.Struct, frozen=True, kw_only=True):
+    """gpuctl as the nodes install it: what ``up`` has put into the bucket."""
+
+    wheel: str
+    """Key below the cluster's prefix, ``boot/<sha256>/gpuctl-….whl``."""
+    sha256: str
+    constraints: str
+    """Key of the pins, ``boot/<sha256>/constraints.txt``."""
+    constraints_sha256: str
+    extras: tuple[str, ...] = ("train",)
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``/etc/gpuctl/node.json``"""
+
+    cluster: str
+    provider: Host
+    bucket: str
+    """URL of the cluster's prefix, without credentials: the machine has its own."""
+    package: Package
+    promise: Promise = Promise()
+    region: str = ""
+    node: str = ""
+    """Empty: what the machine calls itself (its instance id)."""
+    address: str = ""
+    """Empty: that of the interface which leads out."""
+    idle_minutes: float = 15.0
+    """Without work, logins and load, after which the machine removes itself; 0: never."""
+    stall_minutes: float = 30.0
+    """Without a step while its devices idle, after which a job ends; 0: never."""
+    unhealthy_minutes: float = 10.0
+    """Between a boot that failed and the machine's removing itself: time to log in and look."""
+    env: dict[str, str] = {}
+    """Variables of the agent and of every worker, such as the address of a closed network's package index."""
+    sources: dict[str, str] = {}
+    """Addresses of package repositories that are used in place of the usual ones (see ``boot.install``)."""
