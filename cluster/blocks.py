@@ -74,7 +74,8 @@ def each(items: Iterable[T], read: Callable[[T], R], use: Callable[[T, R], None]
         over.set()
         deadline = time.monotonic() + _PATIENCE_S
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():  # Ctrl-C may come before all are started
+                thread.join(max(0.0, deadline - time.monotonic()))
         raise
     if errors:
         raise errors[0]

@@ -190,7 +190,7 @@ def test_a_pull_that_is_interrupted_leaves_nothing_and_waits_for_nobody(
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=10)
     fault.gate.set()
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert said == "interrupted\n"
     assert not (cluster.work / "out").exists()
 
