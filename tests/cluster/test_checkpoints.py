@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import random
 import threading
 import time
@@ -201,6 +202,16 @@ def test_the_first_error_ends_it() -> None:
     with pytest.raises(Damaged, match="five"):
         each(range(1_000_000), do, lambda *_: None)
     assert len(begun) < 1000
+
+
+def test_ctrl_c_before_all_have_begun_is_ctrl_c() -> None:
+    def do(_: int) -> None:
+        _thread.interrupt_main()
+        time.sleep(0.001)
+
+    for _ in range(20):
+        with pytest.raises(KeyboardInterrupt):
+            each(range(1_000_000), do, lambda *_: None)
 
 
 # -- delete -----------------------------------------------------------------------------------------------------------
