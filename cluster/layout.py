@@ -4,6 +4,9 @@
 
     cluster.json                               ClusterSpec
     nodes/<node>.json                          NodeRecord
+    boot/<node>.json                           BootReport
+    boot/<node>.log                            what the steps of its boot printed
+    boot/<sha256>/…                            gpuctl's wheel and its pins, for machines to install
     rank0/<version>                            ledger of Rank0
     queue/<version>                            ledger of job ids: the line
     code/<sha256>.tar.zst                      packed folders, each once
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 CLUSTER = "cluster.json"
 NODES = "nodes"
+BOOT = "boot"
 RANK0 = "rank0"
 QUEUE = "queue"
 JOBS = "jobs"
@@ -31,6 +35,14 @@ JOBS = "jobs"
 
 def node(name: str) -> str:
     return f"{NODES}/{name}.json"
+
+
+def boot_report(name: str) -> str:
+    return f"{BOOT}/{name}.json"
+
+
+def boot_log(name: str) -> str:
+    return f"{BOOT}/{name}.log"
 
 
 def code(digest: str) -> str:

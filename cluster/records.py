@@ -86,6 +86,25 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float = 0.0
 
 
+class BootReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``boot/<node>.json``: how far a machine is on its way to a node. ``bootstrap.boot`` writes it, as plain JSON."""
+
+    node: str
+    state: Literal["booting", "ready", "failed"]
+    step: str = ""
+    """The one that runs, or that failed."""
+    reason: str = ""
+    """Of a failure, a line."""
+    at: float = 0.0
+    """When this was written, in seconds since the epoch by the machine's clock."""
+    address: str = ""
+    public_address: str = ""
+    host_keys: tuple[str, ...] = ()
+    """What sshd shows there, as ``ssh-ed25519 AAAA…``."""
+    user: str = ""
+    """Who logs in there."""
+
+
 class Rank0(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An entry of the ``rank0/`` ledger. Its version is the epoch: a higher one has deposed all lower ones."""
 
