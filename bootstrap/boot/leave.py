@@ -1,0 +1,119 @@
+"""Taking this machine away for good: out of its group, which would replace a machine that only powers off.
+
+Whoever wants to claims first, so that two reasons never act both. A machine of ``ssh`` was there before and stays.
+
+Sources: Amazon EC2 Auto Scaling, TerminateInstanceInAutoScalingGroup; Compute Engine,
+instanceGroupManagers.deleteInstances; Azure, "Virtual Machine Scale Sets - Delete Instances".
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+from .metadata import Instance, Metadata
+from .sigv4 import signed
+
+_PAUSES_S = (2, 5, 10, 20, 30)
+"""Between tries. Long enough for a call whose answer was lost to show its effect, which is that we are gone."""
+_TIMEOUT_S = 20
+_FORM = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+
+
+def claim(root: Path, why: str) -> bool:
+    """Whether it is ours to take the machine below ``root`` away; ``False``: someone else is at it."""
+    path = root / "run/gpuctl/leaving"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x") as file:
+            file.write(why)
+    except FileExistsError:
+        return False
+    return True
+
+
+def power_off() -> None:
+    subprocess.run(["systemctl", "poweroff"], timeout=60, check=False)
+
+
+def leave(
+    spec: Mapping[str, Any],
+    metadata: Metadata,
+    why: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    last_resort: Callable[[], None] = power_off,
+) -> bool:
+    """Shrink the group by this machine, which the cloud then takes. ``False``: it would not, and the power is off.
+
+    ``spec`` is the ``NodeSpec``; its ``sources`` may name other addresses of ``autoscaling``, ``compute`` and ``arm``.
+    """
+    print(f"leaving: {why}", flush=True)
+    if metadata.provider == "ssh":
+        return True
+    once = str(uuid.uuid4())
+    for pause in (*_PAUSES_S, 0):
+        try:
+            _shrink(spec.get("sources", {}), metadata, once)
+        except (OSError, ValueError, LookupError, HTTPException) as error:
+            print(f"the cloud does not let this machine leave: {_words(error)}", flush=True)
+            sleep(pause)
+        else:
+            return True
+    last_resort()
+    return False
+
+
+def _shrink(sources: Mapping[str, str], metadata: Metadata, once: str) -> None:
+    machine = metadata.instance()
+    if not machine.group and metadata.provider != "aws":
+        raise LookupError(f"{machine.id} is in no group")
+    make = {"aws": _of_aws, "gcp": _of_gcp, "azure": _of_azure}[metadata.provider]
+    with urlopen(make(sources, metadata, machine, once), timeout=_TIMEOUT_S):
+        pass
+
+
+def _of_aws(sources: Mapping[str, str], metadata: Metadata, machine: Instance, _: str) -> Request:
+    url = sources.get("autoscaling") or f"https://autoscaling.{machine.region}.amazonaws.com/"
+    action = {
+        "Action": "TerminateInstanceInAutoScalingGroup",
+        "InstanceId": machine.id,
+        "ShouldDecrementDesiredCapacity": "true",
+        "Version": "2011-01-01",
+    }
+    body, keys = urlencode(action).encode(), metadata.aws_credentials()
+    return Request(url, body, signed("POST", url, machine.region, "autoscaling", keys, _FORM, body))
+
+
+def _of_gcp(sources: Mapping[str, str], metadata: Metadata, machine: Instance, once: str) -> Request:
+    """``once`` makes a repeated request one: Google's ``requestId``."""
+    url = sources.get("compute") or "https://compute.googleapis.com"
+    which = {"instances": [f"zones/{machine.zone}/instances/{machine.id}"]}
+    path = f"/compute/v1/{machine.group}/deleteInstances?requestId={once}"
+    return _bearing(url.rstrip("/") + path, metadata.token(url), which)
+
+
+def _of_azure(sources: Mapping[str, str], metadata: Metadata, machine: Instance, _: str) -> Request:
+    url = sources.get("arm") or "https://management.azure.com"
+    which = {"instanceIds": [machine.id.rpartition("_")[2]]}
+    path = f"{machine.group}/delete?api-version=2024-07-01"
+    return _bearing(url.rstrip("/") + path, metadata.token("https://management.azure.com/"), which)
+
+
+def _bearing(url: str, token: str, data: object) -> Request:
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    return Request(url, json.dumps(data).encode(), headers)
+
+
+def _words(error: Exception) -> str:
+    said = error.read(300).decode(errors="replace") if isinstance(error, HTTPError) else ""
+    return " ".join(f"{error!r} {said}".split())
