@@ -47,7 +47,8 @@ class Credentials:
 
 
 class Metadata:
-    """Raises ``OSError`` where the service is silent or refuses, ``ValueError`` where it answers nonsense."""
+    """Raises ``OSError`` where the service is silent or refuses, ``ValueError`` or ``LookupError`` where it answers
+    nonsense."""
 
     def __init__(self, provider: str, *, endpoint: str = "", timeout_s: float = 2.0) -> None:
         self.provider = provider

@@ -23,7 +23,7 @@ Kind = Literal["ec2", "container"]
 KINDS: tuple[Kind, ...] = ("ec2", "container")
 
 
-class Identity:
+class Keys:
     """Gives a new key to whoever asks. A key lasts until ``expire``, whatever its holder was told: ``lasts_s``."""
 
     def __init__(self, lasts_s: float = 6 * 3600) -> None:
@@ -32,28 +32,6 @@ class Identity:
         self._valid: set[str] = set()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._server = _Server(self)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    @contextmanager
-    def running(self) -> Iterator[Identity]:
-        thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
-
-    def env(self, kind: Kind, folder: Path) -> dict[str, str]:
-        """What a process needs to find it. ``folder`` is for a file with a token."""
-        if kind == "ec2":
-            return {"AWS_METADATA_ENDPOINT": self.url}
-        token = folder / "token"
-        token.write_text(_SESSION)
-        uri = f"{self.url}/v1/credentials"
-        return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": uri, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token)}
 
     def expire(self) -> None:
         """No key that was given so far is good any more."""
@@ -81,6 +59,35 @@ class Identity:
             "Expiration": f"{until:%Y-%m-%dT%H:%M:%SZ}",
             "LastUpdated": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         }
+
+
+class Identity(Keys):
+    """The service that gives them, where ``open_bucket`` finds it."""
+
+    def __init__(self, lasts_s: float = 6 * 3600) -> None:
+        super().__init__(lasts_s)
+        self._server = _Server(self)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    @contextmanager
+    def running(self) -> Iterator[Identity]:
+        thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+    def env(self, kind: Kind, folder: Path) -> dict[str, str]:
+        """What a process needs to find it. ``folder`` is for a file with a token."""
+        if kind == "ec2":
+            return {"AWS_METADATA_ENDPOINT": self.url}
+        token = folder / "token"
+        token.write_text(_SESSION)
+        uri = f"{self.url}/v1/credentials"
+        return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": uri, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token)}
 
 
 class _Server(ThreadingHTTPServer):
