@@ -4,9 +4,11 @@
 
     cluster.json                               ClusterSpec
     nodes/<node>.json                          NodeRecord
+    net/<node>.json                            NodeNetwork (see ``network``)
     boot/<node>.json                           BootReport
     boot/<node>.log                            what the steps of its boot printed
     boot/<sha256>/…                            gpuctl's wheel and its pins, for machines to install
+    hosts/<node>.json                          SshHost
     rank0/<version>                            ledger of Rank0
     queue/<version>                            ledger of job ids: the line
     code/<sha256>.tar.zst                      packed folders, each once
@@ -19,6 +21,7 @@
     jobs/<job>/tensorboard/<round>-<node>/…    event files
     jobs/<job>/checkpoints/ledger/<version>    ledger of CheckpointLog
     jobs/<job>/checkpoints/<step>-r<round>…/…  their parts and manifests
+    jobs/<job>/verification.json               Verification: what ``gpuctl verify`` found
     jobs/<job>/files/ledger/<version>          ledger of FileLog: what scripts wrote under $GPUCTL_CHECKPOINT_DIR
     jobs/<job>/files/blobs/<sha256>-r<round>…  the content of those files
 """
@@ -27,7 +30,9 @@ from __future__ import annotations
 
 CLUSTER = "cluster.json"
 NODES = "nodes"
+NETWORKS = "net"
 BOOT = "boot"
+HOSTS = "hosts"
 RANK0 = "rank0"
 QUEUE = "queue"
 JOBS = "jobs"
@@ -45,12 +50,28 @@ def boot_log(name: str) -> str:
     return f"{BOOT}/{name}.log"
 
 
+def network(name: str) -> str:
+    return f"{NETWORKS}/{name}.json"
+
+
+def package(digest: str, name: str) -> str:
+    return f"{BOOT}/{digest}/{name}"
+
+
+def ssh_host(name: str) -> str:
+    return f"{HOSTS}/{name}.json"
+
+
 def code(digest: str) -> str:
     return f"code/{digest}.tar.zst"
 
 
 def job_spec(job: str) -> str:
     return f"{JOBS}/{job}/spec.json"
+
+
+def verification(job: str) -> str:
+    return f"{JOBS}/{job}/verification.json"
 
 
 def cancel(job: str) -> str:

@@ -105,6 +105,25 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who logs in there."""
 
 
+class SshHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``hosts/<node>.json``: how a machine of provider ``ssh`` is reached, as its owner's ssh had it when it came in."""
+
+    node: str
+    target: str
+    """What ``--hosts`` called it."""
+    host: str
+    port: int = 22
+    user: str = ""
+    jump: str = ""
+    """Machines on the way, as ssh's ``ProxyJump`` has them."""
+    identities: tuple[str, ...] = ()
+    """Files with the keys that log in; elsewhere than on its owner's machine they may be missing."""
+    host_keys: tuple[str, ...] = ()
+    """Those that its owner's ssh knew it by."""
+    root: str = ""
+    """Folder below which gpuctl's own folders are there; empty: ``/``."""
+
+
 class Rank0(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An entry of the ``rank0/`` ledger. Its version is the epoch: a higher one has deposed all lower ones."""
 

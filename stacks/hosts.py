@@ -1,0 +1,150 @@
+"""The machines of a cluster as somebody sees them who wants to log in: named, in rank order, with what ssh needs.
+
+All of it is in the bucket, which says what is put into ssh's configuration here. So what is not a plain name, address
+or key is left out: whoever can write the bucket may run code on nodes, but not on the machine of whoever looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpuctl.cluster import jobs, layout
+from gpuctl.cluster.bucket import Bucket
+from gpuctl.cluster.errors import BadInput, CorruptRecord
+from gpuctl.cluster.ledger import Ledger
+from gpuctl.cluster.records import BootReport, NodeRecord, Rank0, SshHost, decode
+from gpuctl.cluster.status import Heartbeat, read_heartbeats
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
+_ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?")
+_JUMP = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:@,\[\]-]*[A-Za-z0-9\]])?")
+_FILE = re.compile(r"[A-Za-z0-9_/~][A-Za-z0-9_/.+@=, -]*")
+_KEY = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]+) ([A-Za-z0-9+/]+=*)(?: .*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine, and the way to its sshd."""
+
+    node: str
+    index: int
+    """In rank order: 0 is rank 0."""
+    takes_part: bool
+    """It has a heartbeat, and rank 0 does not take it for lost."""
+    address: str
+    """What ssh connects to; empty where nobody knows one yet."""
+    is_public: bool
+    """``address`` can be reached from outside the cluster's network, as far as gpuctl knows."""
+    user: str = ""
+    port: int = 22
+    jump: str = ""
+    identities: tuple[str, ...] = ()
+    host_keys: tuple[str, ...] = ()
+    root: str = ""
+    """Folder below which gpuctl's own folders are on it; empty: ``/``."""
+
+
+def read_hosts(store: Bucket) -> list[Host]:
+    """In rank order: rank 0, the members of the round that runs in theirs, other nodes by name, and then what is not a
+    node yet, or not any more."""
+    beats = read_heartbeats(store)
+    lease = Ledger(store, layout.RANK0, Rank0, keep=16).read()
+    rank0 = lease.value.node if lease.value else ""
+    leader = next((beat.record for beat in beats if beat.record.node == rank0), None)
+    seats = _seats(store, leader)
+    reports = {report.node: report for report in _records(store, layout.BOOT, BootReport)}
+    given = {host.node: host for host in _records(store, layout.HOSTS, SshHost)}
+    nodes = {beat.record.node: beat for beat in beats}
+    names = sorted(
+        (name for name in {*nodes, *reports, *given} if _NAME.fullmatch(name)),
+        key=lambda n: (n != rank0, n not in nodes, seats.get(n, len(seats)), len(n), n),
+    )
+    return [
+        _host(index, name, nodes.get(name), leader, reports.get(name), given.get(name))
+        for index, name in enumerate(names)
+    ]
+
+
+def chosen(hosts: list[Host], name: str | None) -> Host:
+    """The one called ``name``, or by its index; rank 0 if none is named. Raises ``BadInput`` naming those there are."""
+    if not hosts:
+        raise BadInput("the cluster has no nodes yet", "wait for them with `gpuctl status -w`")
+    if name is None:
+        return hosts[0]
+    found = next((host for host in hosts if host.node == name), None)
+    if found is None and re.fullmatch(r"\d+", name, re.ASCII) and int(name) < len(hosts):
+        found = hosts[int(name)]
+    if found is None:
+        there = ", ".join(f"{host.index} {host.node}" for host in hosts[:20])
+        raise BadInput(f"there is no node {name!r}", f"there are: {there}")
+    return found
+
+
+def _host(
+    index: int,
+    name: str,
+    beat: Heartbeat | None,
+    leader: NodeRecord | None,
+    report: BootReport | None,
+    given: SshHost | None,
+) -> Host:
+    takes_part = beat is not None and (leader is None or leader.view.get(name) != "lost")
+    if given is not None:
+        return Host(
+            node=name,
+            index=index,
+            takes_part=takes_part,
+            address=_plain(_ADDRESS, given.host),
+            is_public=True,
+            user=_plain(_NAME, given.user),
+            port=given.port,
+            jump=_plain(_JUMP, given.jump),
+            identities=tuple(file for file in given.identities if _FILE.fullmatch(file)),
+            host_keys=_keys(given.host_keys),
+            root=given.root,
+        )
+    public = _plain(_ADDRESS, report.public_address) if report else ""
+    private = _plain(_ADDRESS, (report.address if report else "") or (beat.record.address if beat else ""))
+    return Host(
+        node=name,
+        index=index,
+        takes_part=takes_part,
+        address=public or private,
+        is_public=bool(public),
+        user=_plain(_NAME, report.user) if report else "",
+        host_keys=_keys(report.host_keys) if report else (),
+    )
+
+
+def _seats(store: Bucket, leader: NodeRecord | None) -> dict[str, int]:
+    """Where the members of the round that runs sit."""
+    for job in leader.rounds if leader else ():
+        found = jobs.rounds(store, job).read().value
+        if found and found.members:
+            return {member.node: seat for seat, member in enumerate(found.members)}
+    return {}
+
+
+def _records(store: Bucket, folder: str, kind: type[T]) -> list[T]:
+    """Those right in ``folder``; what another version of gpuctl wrote is passed over."""
+    keys = [entry.key for entry in store.list(folder) if re.fullmatch(rf"{folder}/[^/]+\.json", entry.key)]
+    found = []
+    for key, data in zip(keys, store.get_many(keys), strict=True):
+        with contextlib.suppress(CorruptRecord):
+            if data is not None:
+                found.append(decode(data, kind, key))
+    return found
+
+
+def _plain(shape: re.Pattern[str], text: str) -> str:
+    return text if shape.fullmatch(text) else ""
+
+
+def _keys(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Kind and key, without the comment."""
+    return tuple(f"{found[1]} {found[2]}" for line in lines if (found := _KEY.fullmatch(line.strip())))

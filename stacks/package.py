@@ -1,0 +1,100 @@
+"""gpuctl for the nodes: this very version as a wheel, and the pins it was tested with, put into the cluster's bucket.
+
+The wheel is made of the installed files, without network and without a build backend, and is the same bytes every
+time. It comes out the same from a checkout (an editable install) and from an installed wheel.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import io
+import zipfile
+from pathlib import Path
+
+import gpuctl
+from gpuctl.bootstrap.node_spec import Package
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import Store
+from gpuctl.cluster.errors import GpuctlError
+
+PINS = "constraints.txt"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip can say."""
+_SCHEME = "Wheel-Version: 1.0\nGenerator: gpuctl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def publish(bucket: Store, extras: tuple[str, ...] = ("train",)) -> Package:
+    """Put both files into ``bucket``, each below its own digest; what is there already is not sent again.
+
+    Raises ``GpuctlError`` if this gpuctl is not installed, ``StoreError`` and ``StoreUnavailable`` as the bucket does.
+    """
+    made = wheel()
+    pins = (_folder() / PINS).read_bytes()
+    found = Package(
+        wheel=layout.package(_sha256(made), f"gpuctl-{gpuctl.__version__}-py3-none-any.whl"),
+        sha256=_sha256(made),
+        constraints=layout.package(_sha256(pins), PINS),
+        constraints_sha256=_sha256(pins),
+        extras=extras,
+    )
+    bucket.create(found.wheel, made)
+    bucket.create(found.constraints, pins)
+    return found
+
+
+def wheel() -> bytes:
+    """A wheel of the gpuctl that runs. Raises ``GpuctlError`` if it is not installed."""
+    folder = _folder()
+    info = f"gpuctl-{gpuctl.__version__}.dist-info"
+    files = {f"gpuctl/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in _files(folder)}
+    files |= {f"{info}/{name}": data for name, data in _about().items()}
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            about = zipfile.ZipInfo(name, _EPOCH)
+            about.external_attr = 0o100644 << 16
+            archive.writestr(about, data, zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def _folder() -> Path:
+    return Path(gpuctl.__file__).parent
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those of the package, through the links that a checkout has in it."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            found += _files(path)
+        elif path.suffix not in (".pyc", ".pyo"):
+            found.append(path)
+    return found
+
+
+def _about() -> dict[str, bytes]:
+    """What pip reads of a wheel, as it was installed here."""
+    try:
+        installed = importlib.metadata.distribution("gpuctl")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise GpuctlError("this gpuctl is not installed, so there is no package for nodes", "pip install it") from error
+    said = {"METADATA": installed.read_text("METADATA"), "entry_points.txt": installed.read_text("entry_points.txt")}
+    return {**{name: text.encode() for name, text in said.items() if text}, "WHEEL": _SCHEME.encode()}
+
+
+def _record(files: dict[str, bytes], own: str) -> bytes:
+    rows = [f"{name},sha256={_urlsafe(data)},{len(data)}" for name, data in files.items()]
+    return "".join(f"{row}\n" for row in [*rows, f"{own},,"]).encode()
+
+
+def _urlsafe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
