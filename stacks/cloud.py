@@ -6,7 +6,8 @@
 ``storage.py``      component: the bucket, private and kept on ``down``
 ``identity.py``     component: what a node may do, and nothing else
 ``group.py``        component: the machines, which come back when they are lost
-``leaks.py``        what is there by its tags, whatever Pulumi knows of it (AWS so far, as what follows)
+``size.py``         how many machines there are to be and are, and why not more
+``leaks.py``        what is there by its tags, whatever Pulumi knows of it
 ``checks.py``       whether the account would get what is asked for
 ``offers.py``       what machines cost now
 ==================  ==================================================================================================
@@ -40,7 +41,7 @@ class Cloud(Protocol):
 
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
         """Runs inside of Pulumi: declares all resources, returns the stack's outputs: ``bucket`` (URL), ``group``,
-        ``region``, ``zones``."""
+        ``region``, ``zones``, ``account``; Azure's ``resource_group`` too."""
         ...
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]: ...
@@ -57,6 +58,37 @@ def cloud(name: str) -> Cloud:
 def needs(name: str, error: ModuleNotFoundError) -> BadInput:
     """What to say when an optional package is missing."""
     return BadInput(f"{name} needs {error.name}, which is not installed", f"pip install 'gpuctl[{name}]'")
+
+
+class GroupSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the machines that a cluster's group holds. Reading it costs one request."""
+
+    desired: int
+    """The number that the group works towards: what ``up`` set, less the idle nodes that have left."""
+    running: int
+    names: tuple[str, ...] = ()
+    """Of all machines that there are, in the cloud's words, those that only start or end among them."""
+
+
+@runtime_checkable
+class Resizes(Protocol):
+    """A cloud whose group of machines can be asked for another number. ``outputs`` are the stack's (see
+    ``Cloud.program``), and all three raise ``GpuctlError``."""
+
+    def account(self, region: str) -> str:
+        """Account, project or subscription that the credentials of the environment belong to."""
+        ...
+
+    def size(self, outputs: Mapping[str, object]) -> GroupSize: ...
+
+    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
+        """Returns as soon as the cloud has agreed. A smaller number ends machines of its choice, with the shutdown
+        that the agent takes for a notice."""
+        ...
+
+    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
+        """Why machines do not come, the newest first, a line each."""
+        ...
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import hashlib
 import ipaddress
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
@@ -18,17 +18,19 @@ from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.machines import CloudName
 
 CONFIG_KEY = "request"
+_SCHEMES = {"aws": "s3", "gcp": "gs", "azure": "az"}
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 """What all three clouds take as part of a name: a bucket's has 63 characters, a service account's 30."""
 
 
-class GivenBucket(NamedTuple):
-    """A bucket that was there already."""
+class Place(NamedTuple):
+    """A cluster's part of a bucket."""
 
     name: str
     prefix: str
     """Of the cluster, in it."""
     options: dict[str, str]
+    """Of the URL, such as the region."""
 
 
 class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -112,13 +114,39 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         said = "/".join((self.provider, self.account, self.region, self.cluster))
         return hashlib.sha256(said.encode()).hexdigest()[:10]
 
-    def given_bucket(self) -> GivenBucket:
+    def account_name(self) -> str:
+        """Azure: of the storage account that is made, up to 24 of a-z and 0-9."""
+        return f"gpuctl{self.cluster.replace('-', '')[:8]}{self.mark()}"
+
+    def place(self) -> Place:
+        """Where the cluster's state is: in ``bucket``, or in the one that the program makes. Known before that is
+        there, since the machines are told of it."""
+        if self.bucket:
+            return self.given_bucket()
+        made = f"gpuctl-{self.cluster}-{self.mark()}"
+        match self.provider:
+            case "aws":
+                return Place(made, self.cluster, {"region": self.region})
+            case "gcp":
+                return Place(made, self.cluster, {})
+            case "azure":
+                return Place("gpuctl", self.cluster, {"account_name": self.account_name()})
+
+    def bucket_url(self) -> str:
+        """Of ``place``, as ``gpuctl.cluster.bucket`` takes it."""
+        name, prefix, options = self.place()
+        query = f"?{urlencode(options)}" if options else ""
+        return f"{_SCHEMES[self.provider]}://{name}/{prefix}{query}"
+
+    def given_bucket(self) -> Place:
         """``bucket`` in its parts; the cluster gets a prefix of its own if none is named. Raises ``BadInput``."""
-        scheme = {"aws": "s3", "gcp": "gs", "azure": "az"}[self.provider]
+        scheme = _SCHEMES[self.provider]
         parts = urlsplit(self.bucket)
         options = dict(parse_qsl(parts.query))
         if parts.scheme != scheme or not parts.netloc:
             raise BadInput(f"{self.bucket!r} is no bucket of {self.provider}", f"such as {scheme}://bucket/prefix")
         if self.provider == "azure" and "account_name" not in options:
             raise BadInput(f"{self.bucket!r} names no storage account", "add ?account_name=…")
-        return GivenBucket(parts.netloc, parts.path.strip("/") or self.cluster, options)
+        if self.provider == "aws":
+            options = {"region": self.region} | options
+        return Place(parts.netloc, parts.path.strip("/") or self.cluster, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuctl.stacks.cloud import Check, Extra, Scan
+from gpuctl.stacks.cloud import Check, Extra, GroupSize, Scan
 from gpuctl.stacks.machines import MachineType, Price
 from gpuctl.stacks.request import StackRequest
 
@@ -43,6 +43,7 @@ class Aws:
             "group": group.group.name,
             "region": request.region,
             "zones": list(request.zones),
+            "account": request.account,
         }
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
@@ -52,6 +53,30 @@ class Aws:
             Extra("NAT gateway, and $0.045 for each GB through it", NAT_USD_PER_HOUR),
             Extra("public address of the NAT gateway", PUBLIC_ADDRESS_USD_PER_HOUR),
         ]
+
+    def account(self, region: str) -> str:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.aws.account import connecting, who
+
+        return who(connecting(), region)["Account"]
+
+    def size(self, outputs: Mapping[str, object]) -> GroupSize:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.aws.size import size
+
+        return size(outputs)
+
+    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.aws.size import resize
+
+        resize(outputs, nodes)
+
+    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.aws.size import problems
+
+        return problems(outputs)
 
     def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
         """See ``cloud.FindsLeftovers``."""

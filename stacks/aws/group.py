@@ -1,7 +1,7 @@
 """The machines: a launch template, and an auto scaling group that replaces those which are taken.
 
-Nothing here waits for machines, and nothing fights their number: a node that was idle shrinks the group itself, and
-``up`` sets the number it is asked for when all of this exists.
+Nothing here waits for machines, and nothing fights their number. A new group is empty: ``up`` asks for machines once all
+of this exists and what they fetch lies in the bucket, and a node that was idle shrinks the group itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Group(pulumi.ComponentResource):
             name_prefix=f"gpuctl-{request.cluster}-",
             min_size=0,
             max_size=request.nodes_max,
-            desired_capacity=request.nodes_max,
+            desired_capacity=0,
             vpc_zone_identifiers=[subnet.id for subnet in network.subnets],
             placement_group=side_by_side.name if side_by_side else None,
             mixed_instances_policy=aws.autoscaling.GroupMixedInstancesPolicyArgs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from urllib.parse import urlencode
 
 import pulumi
 import pulumi_aws as aws
@@ -18,24 +17,20 @@ class Storage(pulumi.ComponentResource):
 
     def __init__(self, request: StackRequest, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpuctl:aws:Storage", request.cluster, opts=opts)
-        self.prefix = request.cluster
-        options = {"region": request.region}
+        place = request.place()
+        self.prefix = place.prefix
         if request.bucket:
-            given = request.given_bucket()
-            self.prefix, options = given.prefix, options | given.options
-            self.name: pulumi.Input[str] = given.name
-            self.arn = pulumi.Output.from_input(f"arn:aws:s3:::{given.name}")
+            self.arn = pulumi.Output.from_input(f"arn:aws:s3:::{place.name}")
         else:
-            bucket = self._made(request)
-            self.name, self.arn = bucket.bucket, bucket.arn
-        self.url = pulumi.Output.concat("s3://", self.name, "/", self.prefix, "?", urlencode(options))
+            self.arn = self._made(request, place.name).arn
+        self.url = pulumi.Output.from_input(request.bucket_url())
         self.register_outputs({"url": self.url})
 
-    def _made(self, request: StackRequest) -> aws.s3.Bucket:
+    def _made(self, request: StackRequest, name: str) -> aws.s3.Bucket:
         kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         bucket = aws.s3.Bucket(
             request.cluster,
-            bucket=f"gpuctl-{request.cluster}-{request.mark()}",
+            bucket=name,
             tags=request.tags(),
             opts=kept,
         )

@@ -56,6 +56,8 @@ class Azure:
             "group": group.group.name,
             "region": request.region,
             "zones": list(request.zones),
+            "account": request.account,
+            "resource_group": home.name,
         }
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:

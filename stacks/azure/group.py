@@ -1,7 +1,8 @@
 """The machines: a Uniform scale set, which tries to restore those that are taken.
 
-Nothing here waits for machines, and nothing fights their number: a node that was idle shrinks the set itself, and
-``up`` sets the number it is asked for when all of this exists. What the set does not restore, ``repair`` does.
+Nothing here waits for machines, and nothing fights their number. A new set is empty: ``up`` asks for machines once all of
+this exists and what they fetch lies in the bucket, and a node that was idle shrinks the set itself. What the set does
+not restore, ``repair`` does.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Group(pulumi.ComponentResource):
             resource_group_name=resource_group(request),
             location=request.region,
             zones=list(request.zones) or None,
-            sku=compute.SkuArgs(name=machine.name, tier="Standard", capacity=request.nodes_max),
+            sku=compute.SkuArgs(name=machine.name, tier="Standard", capacity=0),
             orchestration_mode=compute.OrchestrationMode.UNIFORM,
             single_placement_group=request.placement,
             overprovision=False,  # more machines than asked for, for a while

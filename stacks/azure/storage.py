@@ -7,15 +7,12 @@ has left Azure itself discards after a week.
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
-
 import pulumi
 import pulumi_azure_native as azure
 
 from gpuctl.stacks.azure import kept_resource_group, subscription
-from gpuctl.stacks.request import StackRequest
+from gpuctl.stacks.request import Place, StackRequest
 
-_CONTAINER = "gpuctl"
 _BLOB_DATA_CONTRIBUTOR = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
 """A role that all of Azure has: learn.microsoft.com, "Azure built-in roles"."""
 
@@ -30,22 +27,20 @@ class Storage(pulumi.ComponentResource):
         self.role = pulumi.Output.concat(
             at, "/providers/Microsoft.Authorization/roleDefinitions/", _BLOB_DATA_CONTRIBUTOR
         )
+        place = request.place()
         if request.bucket:
-            given = request.given_bucket()
-            name, prefix, options = given
             self.container = pulumi.Output.concat(
                 at,
                 f"/resourceGroups/{request.bucket_group or kept_resource_group(request)}",
-                f"/providers/Microsoft.Storage/storageAccounts/{options['account_name']}",
-                f"/blobServices/default/containers/{name}",
+                f"/providers/Microsoft.Storage/storageAccounts/{place.options['account_name']}",
+                f"/blobServices/default/containers/{place.name}",
             )
         else:
-            name, prefix, options = _CONTAINER, request.cluster, {"account_name": account_name(request)}
-            self.container = self._made(request).id
-        self.url = pulumi.Output.concat(f"az://{name}/{prefix}?{urlencode(options)}")
+            self.container = self._made(request, place).id
+        self.url = pulumi.Output.from_input(request.bucket_url())
         self.register_outputs({"url": self.url})
 
-    def _made(self, request: StackRequest) -> azure.storage.BlobContainer:
+    def _made(self, request: StackRequest, place: Place) -> azure.storage.BlobContainer:
         storage = azure.storage
         kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         group = azure.resources.ResourceGroup(
@@ -57,7 +52,7 @@ class Storage(pulumi.ComponentResource):
         )
         account = storage.StorageAccount(
             request.cluster,
-            account_name=account_name(request),
+            account_name=place.options["account_name"],
             resource_group_name=group.name,
             location=request.region,
             kind=storage.Kind.STORAGE_V2,
@@ -77,7 +72,7 @@ class Storage(pulumi.ComponentResource):
         )
         container = storage.BlobContainer(
             request.cluster,
-            container_name=_CONTAINER,
+            container_name=place.name,
             account_name=account.name,
             resource_group_name=group.name,
             public_access=storage.PublicAccess.NONE,
@@ -104,8 +99,3 @@ class Storage(pulumi.ComponentResource):
                 kept, pulumi.ResourceOptions(ignore_changes=["principalId", "principalType"])
             ),
         )
-
-
-def account_name(request: StackRequest) -> str:
-    """Up to 24 of a-z and 0-9."""
-    return f"gpuctl{request.cluster.replace('-', '')[:8]}{request.mark()}"

@@ -55,6 +55,7 @@ class Gcp:
             "group": group.group.name,
             "region": request.region,
             "zones": list(request.zones),
+            "account": request.account,
         }
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:

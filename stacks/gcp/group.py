@@ -1,7 +1,7 @@
 """The machines: an instance template, and a zonal group that replaces those which are taken.
 
-Nothing here waits for machines, and nothing fights their number: a node that was idle shrinks the group itself, and
-``up`` sets the number it is asked for when all of this exists.
+Nothing here waits for machines, and nothing fights their number. A new group is empty: ``up`` asks for machines once all
+of this exists and what they fetch lies in the bucket, and a node that was idle shrinks the group itself.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Group(pulumi.ComponentResource):
             zone=request.zones[0],
             base_instance_name=request.named(58),
             versions=[gcp.compute.InstanceGroupManagerVersionArgs(instance_template=template.self_link)],
-            target_size=request.nodes_max,
+            target_size=0,
             resource_policies=gcp.compute.InstanceGroupManagerResourcePoliciesArgs(
                 workload_policy=self._throughput().self_link
             )

@@ -6,8 +6,6 @@ of ours is https. Soft deletion is off: a checkpoint that was swept would be pai
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
-
 import pulumi
 import pulumi_gcp as gcp
 
@@ -22,22 +20,17 @@ class Storage(pulumi.ComponentResource):
 
     def __init__(self, request: StackRequest, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpuctl:gcp:Storage", request.cluster, opts=opts)
-        self.prefix = request.cluster
-        query = ""
-        if request.bucket:
-            given = request.given_bucket()
-            self.prefix, query = given.prefix, urlencode(given.options)
-            self.name = pulumi.Output.from_input(given.name)
-        else:
-            self.name = self._made(request).name
-        self.url = pulumi.Output.concat("gs://", self.name, "/", self.prefix, f"?{query}" if query else "")
+        place = request.place()
+        self.prefix = place.prefix
+        self.name = pulumi.Output.from_input(place.name) if request.bucket else self._made(request, place.name).name
+        self.url = pulumi.Output.from_input(request.bucket_url())
         self.register_outputs({"url": self.url})
 
-    def _made(self, request: StackRequest) -> gcp.storage.Bucket:
+    def _made(self, request: StackRequest, name: str) -> gcp.storage.Bucket:
         storage = gcp.storage
         return storage.Bucket(
             request.cluster,
-            name=f"gpuctl-{request.cluster}-{request.mark()}",
+            name=name,
             location=request.region.upper(),
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",

@@ -118,7 +118,7 @@ def test_on_demand_has_no_spot_at_all() -> None:
 
 def test_the_group_has_as_many_machines_as_asked_for_in_one_subnet_and_side_by_side() -> None:
     group = SEVERAL_CARDS.one(GROUP)
-    assert (group["minSize"], group["desiredCapacity"], group["maxSize"]) == (0, 4, 4)
+    assert (group["minSize"], group["desiredCapacity"], group["maxSize"]) == (0, 0, 4)
     assert group["vpcZoneIdentifiers"] == ["Subnet/demo-us-east-1a"]
     assert group["placementGroup"] == "demo"
     assert SEVERAL_CARDS.one("ec2/placementGroup:PlacementGroup")["strategy"] == "cluster"

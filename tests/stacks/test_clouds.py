@@ -67,7 +67,9 @@ def test_the_program_tells_where_the_bucket_the_group_and_the_machines_are(provi
 
     recorded(program, "demo")
     scheme = {"aws": "s3", "gcp": "gs", "azure": "az"}[provider]
-    assert set(outputs) == {"bucket", "group", "region", "zones"}
+    theirs = {"resource_group"} if provider == "azure" else set()
+    assert set(outputs) == {"bucket", "group", "region", "zones", "account"} | theirs
+    assert outputs["bucket"] == request.bucket_url(), "the machines were told another one"
     assert str(outputs["bucket"]).startswith(f"{scheme}://gpuctl")
     assert str(outputs["bucket"]).partition("?")[0].endswith("/demo")
     assert outputs["group"] == ("demo" if provider == "aws" else "gpuctl-demo")

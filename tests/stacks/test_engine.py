@@ -251,7 +251,7 @@ def test_pulumi_runs_the_program_that_was_planned() -> None:
     Engine("demo", command=cli).up(request)
     planned = declared(request, catalog().type(request.type))
     assert cli.monitor.resources == {(resource.type, resource.name) for resource in planned}
-    assert set(cli.monitor.outputs) == {"bucket", "group", "region", "zones"}
+    assert set(cli.monitor.outputs) == {"bucket", "group", "region", "zones", "account"}
 
 
 def test_a_request_that_is_wrong_is_a_line_for_pulumi_and_no_traceback() -> None:

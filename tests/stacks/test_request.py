@@ -42,7 +42,7 @@ def test_a_container_without_its_account_is_refused() -> None:
 
 def test_a_bucket_that_was_given_without_a_prefix_gets_the_clusters_name_as_one() -> None:
     assert asked("aws", bucket="s3://mine?region=eu-west-1").given_bucket() == ("mine", "demo", {"region": "eu-west-1"})
-    assert asked("aws", bucket="s3://mine/a/b/").given_bucket() == ("mine", "a/b", {})
+    assert asked("aws", bucket="s3://mine/a/b/").given_bucket() == ("mine", "a/b", {"region": "us-east-1"})
 
 
 def test_the_mark_tells_apart_what_is_not_the_same() -> None:
