@@ -31,6 +31,7 @@ from gpuctl.bootstrap.identity import Identity
 from gpuctl.bootstrap.interpreter import Interpreter
 from gpuctl.bootstrap.mirror import Mirror
 from gpuctl.bootstrap.ports import PortPool
+from gpuctl.bootstrap.reachability import Reachability
 from gpuctl.bootstrap.run import Run
 from gpuctl.bootstrap.shipping import Shipper
 from gpuctl.bootstrap.tier_server import TierServer
@@ -92,11 +93,13 @@ class Agent:
             **identity.env,
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
         }
+        self._reachability = Reachability(self._store, self._record, self._base_env, self._spec.provider)
 
     def serve(self) -> None:
         """Until the node has left after a notice."""
         self._heartbeat.send()
         self._heartbeat.start(lambda: self._clock.monotonic() - self._ticked_at < self._spec.lease_s)
+        self._reachability.start()
         self._interpreter = Interpreter(self._base_env, self._folder / "interpreter.log", self._wake.set)
         trouble = ""
         while not self._may_leave():
@@ -127,6 +130,7 @@ class Agent:
             self._tell()
         decided = self._mingle.tick()
         self._ticked_at = self._clock.monotonic()
+        self._reachability.members(self._mingle.members)
         if decided:
             self._tell()
         self._obey()
@@ -292,6 +296,7 @@ class Agent:
             self._active.run.kill()
         with contextlib.suppress(GpuctlError):
             self._store.delete([layout.node(self._identity.node)])
+            self._reachability.stop()
         if self._interpreter:
             self._interpreter.stop()
         self._peers.stop()

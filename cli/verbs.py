@@ -30,6 +30,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "offers": Verb("gpuctl.cli.offers", "List machines that could be rented, the cheapest GPU first."),
         "check": Verb("gpuctl.cli.check", "Ask a cloud whether it would give these machines."),
         "status": Verb("gpuctl.cli.status", "Show the nodes, rank 0 and how far the jobs are."),
+        "net": Verb("gpuctl.cli.net", "Show the nodes' networks, and who can reach whom."),
         "preempt": Verb("gpuctl.cli.preempt", "Take a node away the way a cloud would."),
         "down": Verb("gpuctl.cli.down", "Take everything away but the checkpoints."),
         "leaks": Verb("gpuctl.cli.leaks", "Find what clusters have left in a cloud, and what it costs."),

@@ -17,7 +17,7 @@ Direct questions (``Evidence``) only make it quick: without any answer the same 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -63,6 +63,8 @@ class Mingle:
         """Every unfinished job known here and the newest entry of its ledger. While it waits in line that is round 0
         in phase ``wait``, or version 0 with nothing in it."""
         self.line = 0
+        self.members: frozenset[str] = frozenset()
+        """The nodes that live, as rank 0 sees them and says."""
         self._specs: dict[str, JobSpec] = {}
         self._ledgers: dict[str, Ledger[Round]] = {}
         self._exits: dict[tuple[str, int], dict[str, NodeExit]] = {}
@@ -104,6 +106,7 @@ class Mingle:
                 self._take_over()
             self._now = self._clock.monotonic()
             self._sightings.look(me, self._now)
+            self.members = _living(self._sightings.states)
             decided = self._lead(me)
         versions = {job: version.number for job, version in self.jobs.items()}
         self._told = {"rounds": versions, "line": self.line, "view": self.view} if self.leads else {}
@@ -124,6 +127,7 @@ class Mingle:
         if holder is None or record is None or (record.node, record.incarnation) != (holder.node, holder.incarnation):
             return
         dropped = [job for job in self.jobs if job not in record.rounds] if record.line >= self.line else []
+        self.members = _living(record.view)
         told = {job: version for job, version in record.rounds.items() if job not in self._ended}
         for job in told:
             self.jobs.setdefault(job, Version(None, 0))
@@ -314,3 +318,7 @@ class Mingle:
             data = self._store.get(key)
             self._specs[job] = decode(data or b"", JobSpec, key)
         return self._specs[job]
+
+
+def _living(view: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name for name, state in view.items() if state != "lost")

@@ -15,6 +15,16 @@ from gpuctl.cluster.errors import CorruptRecord
 T = TypeVar("T")
 
 
+class Promised(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the nodes' instance type has by its vendor's word, for ``gpuctl verify`` to hold them to."""
+
+    network_gbps: float
+    """Between two nodes, by the fastest network, all of its cards together."""
+    fabric: str = ""
+    """``efa``, ``infiniband``, ``gvnic``, or the usual network."""
+    fabric_cards: int = 0
+
+
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``cluster.json``: what ``up`` created, enough for any node or laptop to take part."""
 
@@ -31,6 +41,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     token: str = ""
     """Shared secret of the nodes' direct questions (see ``peers``)."""
     created_at: float = 0.0
+    promised: Promised | None = None
+    """``None``: nobody has promised anything, as on ``local``."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

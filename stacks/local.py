@@ -70,7 +70,7 @@ class LocalProvider:
             left = processes.kill_all(root)
             say(f"{_nodes(count)} ended")
             bucket = open_bucket(cluster.bucket)
-            for prefix in (layout.NODES, layout.RANK0):
+            for prefix in (layout.NODES, layout.NETWORKS, layout.RANK0):
                 bucket.delete([entry.key for entry in bucket.list(prefix)])
             if left:
                 return [f"process {p.pid} ({' '.join(p.cmdline())[:80]})" for p in left]
@@ -94,6 +94,17 @@ class LocalProvider:
         doer.mkdir()
         processes.start(doer, "gpuctl.stacks.local", args, os.environ, "log")
         _follow(doer, say)
+
+
+def places(name: str) -> dict[str, tuple[Path, dict[str, str]]]:
+    """The nodes that run: each one's folder and the environment that its workers get."""
+    found = {}
+    for folder in filter(_is_up, _node_dirs(name)):
+        path = folder / "identity.json"
+        env = decode(path.read_bytes(), Identity, str(path)).env
+        tools = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        found[folder.name] = (folder, {**env, "PATH": tools, processes.MARK: str(folder)})
+    return found
 
 
 def take_away(name: str, node: str, notice_s: float, replace_after_s: float | None, say: Say) -> None:
