@@ -65,6 +65,13 @@ CANCELLED = "cancelled"
 """Reason of a drain that ends the job: workers that know nothing of draining need not go on until its deadline."""
 
 
+STALLED = "stalled"
+"""Reason of a drain that ends the job as failed: a last checkpoint, if there is somebody who can still write it."""
+
+_STALLED_CODE = 124
+"""As of timeout(1)."""
+
+
 _WAITING = "; waiting for nodes:"
 
 
@@ -149,6 +156,8 @@ def _decide_running(job: JobSpec, current: Round, sight: Sight) -> Round | None:
         return _drain(current, sight, CANCELLED, sight.policy.drain_s)
     if sight.exits:
         return None  # some have completed, so the others are about to: too late to interrupt them
+    if all(sight.alive[m.node].stalled for m in current.members):
+        return _drain(current, sight, _stall_words(current, sight), sight.policy.drain_s)
     leaving = {m.node: notice for m in current.members if (notice := sight.alive[m.node].notice)}
     if leaving:
         lead = max(0.0, min(notice.lead_s for notice in leaving.values()) - sight.policy.margin_s)
@@ -172,6 +181,8 @@ def _decide_draining(job: JobSpec, current: Round, sight: Sight) -> Round | None
         return _end(job, current, sight, Outcome(result="succeeded", exit_code=0))
     if sight.cancelled:
         return _cancel(job, current, sight)
+    if current.reason.startswith(STALLED):
+        return _end(job, current, sight, Outcome(result="failed", exit_code=_STALLED_CODE, message=current.reason))
     reason = f"{current.reason}; {_names(lost)} lost" if lost else current.reason
     return _form(job, current, sight, _usable_now(job, current, sight), reason)
 
@@ -248,6 +259,12 @@ def _form(job: JobSpec, current: Round | None, sight: Sight, usable: Sequence[No
 
 def _drain(current: Round, sight: Sight, reason: str, seconds: float) -> Round:
     return replace(current, phase="drain", epoch=sight.epoch, reason=reason, drain_s=seconds, at=sight.now)
+
+
+def _stall_words(current: Round, sight: Sight) -> str:
+    told = [progress.step for m in current.members if (progress := sight.alive[m.node].progress)]
+    where = f" at step {max(told)}" if told else ""
+    return f"{STALLED}{where}: no step, and neither GPUs nor CPUs at work, for longer than --stall-minutes"
 
 
 def _cancel(job: JobSpec, current: Round, sight: Sight) -> Round:

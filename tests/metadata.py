@@ -426,6 +426,9 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None: ...
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate((timestamp or time.time()) + self.server.service.skew_s, usegmt=True)
+
     def exchange(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}

@@ -53,8 +53,10 @@ class Metadata:
     def __init__(self, provider: str, *, endpoint: str = "", timeout_s: float = 2.0) -> None:
         self.provider = provider
         known = endpoint or os.environ.get("GPUCTL_METADATA") or "http://169.254.169.254"
-        self._endpoint = known.rstrip("/")
+        self.endpoint = known.rstrip("/")
         self._timeout_s = timeout_s
+        self.date = ""
+        """When the service gave its last answer, by its own clock (the header ``Date``)."""
         self._session = ""
         self._opener = build_opener(ProxyHandler({}))
 
@@ -117,9 +119,10 @@ class Metadata:
             "gcp": {"Metadata-Flavor": "Google"},
             "azure": {"Metadata": "true"},
         }
-        request = Request(self._endpoint + path, data, {**proof[self.provider], **(headers or {})}, method=method)
+        request = Request(self.endpoint + path, data, {**proof[self.provider], **(headers or {})}, method=method)
         try:
             with self._opener.open(request, timeout=timeout_s or self._timeout_s) as answer:
+                self.date = answer.headers.get("Date") or ""
                 return str(answer.read().decode())
         except HTTPError as error:
             error.close()
