@@ -31,6 +31,9 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "check": Verb("gpuctl.cli.check", "Ask a cloud whether it would give these machines."),
         "status": Verb("gpuctl.cli.status", "Show the nodes, rank 0 and how far the jobs are."),
         "net": Verb("gpuctl.cli.net", "Show the nodes' networks, and who can reach whom."),
+        "repair": Verb(
+            "gpuctl.cli.repair", "Compare a rented cluster with what was asked for, and replace what is missing."
+        ),
         "preempt": Verb("gpuctl.cli.preempt", "Take a node away the way a cloud would."),
         "down": Verb("gpuctl.cli.down", "Take everything away but the checkpoints."),
         "leaks": Verb("gpuctl.cli.leaks", "Find what clusters have left in a cloud, and what it costs."),
@@ -41,6 +44,12 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "jobs": Verb("gpuctl.cli.jobs", "List the jobs, the newest last."),
         "cancel": Verb("gpuctl.cli.cancel", "End a job after a last checkpoint."),
         "ckpt": Verb("gpuctl.cli.ckpt", "List, fetch, check or delete a job's checkpoints."),
+    },
+    "Nodes": {
+        "ssh": Verb("gpuctl.cli.ssh", "Log in to a node, or run a command there on this terminal."),
+        "exec": Verb("gpuctl.cli.exec", "Run a command on a node, or on all of them."),
+        "cp": Verb("gpuctl.cli.cp", "Copy files to a node or from one."),
+        "forward": Verb("gpuctl.cli.forward", "Bring a port of a node, or TensorBoard, to this machine."),
     },
     "Other": {
         "demo": Verb("gpuctl.cli.demo", "Train on four local nodes and lose two of them on the way."),
@@ -129,16 +138,18 @@ class VerbGroup(TextGroup):
 def load(name: str) -> Any:
     """The command of one verb, from its module."""
     module = import_module(VERBS[name].module)
-    app = getattr(module, "app", None) or single(getattr(module, "verb", None) or getattr(module, name))
+    app = getattr(module, "app", None) or single(
+        getattr(module, "verb", None) or getattr(module, name), getattr(module, "COMMAND", TextCommand)
+    )
     command = get_command(app)
     command.name = name
     return command
 
 
-def single(function: Any) -> typer.Typer:
+def single(function: Any, cls: type[TextCommand] = TextCommand) -> typer.Typer:
     """An app of one command, with the looks of all our commands."""
     app = new_app()
-    app.command(cls=TextCommand, context_settings=EVERYWHERE)(function)
+    app.command(cls=cls, context_settings=EVERYWHERE)(function)
     return app
 
 

@@ -32,7 +32,7 @@ from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records import ClusterSpec, NodeRecord, decode, encode
 from gpuctl.stacks import processes
 from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir
-from gpuctl.stacks.provider import Say, UpRequest
+from gpuctl.stacks.provider import Say, UpRequest, forget_nodes
 
 HEARTBEAT_S = 0.5
 LEASE_S = 3.0
@@ -69,12 +69,9 @@ class LocalProvider:
             count = sum(1 for folder in _node_dirs(cluster.name) if _is_up(folder))
             left = processes.kill_all(root)
             say(f"{_nodes(count)} ended")
-            bucket = open_bucket(cluster.bucket)
-            for prefix in (layout.NODES, layout.NETWORKS, layout.RANK0):
-                bucket.delete([entry.key for entry in bucket.list(prefix)])
             if left:
                 return [f"process {p.pid} ({' '.join(p.cmdline())[:80]})" for p in left]
-            bucket.delete([layout.CLUSTER])
+            forget_nodes(open_bucket(cluster.bucket))
             shutil.rmtree(root / "nodes", ignore_errors=True)
             forget(cluster.name)
             return []

@@ -38,18 +38,20 @@ PATIENCE_S = 30.0
 class WrittenCluster:
     """``name`` on the bucket at ``url``, known to the user whose state directory is ``home``/state."""
 
-    def __init__(self, home: Path, url: str, *, nodes: tuple[int, int] = (2, 3), name: str = "default") -> None:
+    def __init__(
+        self, home: Path, url: str, *, nodes: tuple[int, int] = (2, 3), name: str = "default", provider: str = "local"
+    ) -> None:
         self.home = home
         self.url = url
         self.store = open_bucket(url)
-        self.spec = ClusterSpec(name=name, provider="local", nodes_min=nodes[0], nodes_max=nodes[1], token="secret")
+        self.spec = ClusterSpec(name=name, provider=provider, nodes_min=nodes[0], nodes_max=nodes[1], token="secret")
         self.store.create(layout.CLUSTER, encode(self.spec))
         self.work = home / "work"
         self.work.mkdir(exist_ok=True)
         folder = home / "state" / "clusters"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_bytes(
-            msgspec.json.encode(KnownCluster(name=name, provider="local", bucket=url))
+            msgspec.json.encode(KnownCluster(name=name, provider=provider, bucket=url))
         )
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("GPUCTL_", "_GPUCTL", "PYTHONUN"))},

@@ -1,0 +1,137 @@
+"""TensorBoard over a job's event files, on a node: ``python -m gpuctl.bootstrap.tensorboard NODE_FOLDER JOB``.
+
+Event files of all nodes and rounds come from the bucket, again and again; those that this node writes right now are
+taken from its disk. Prints ``port N`` once it answers there, on localhost only, and ends when its standard input does:
+that is the connection of whoever looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from gpuctl.bootstrap.identity import Identity
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.records import decode
+
+_EVERY_S = 5.0
+_PATIENCE_S = 60.0
+_LOCALHOST = "127.0.0.1"
+
+
+class EventFiles:
+    """A job's event files below ``target``, one folder a round and node, kept current by ``refresh``."""
+
+    def __init__(self, store: Bucket, job: str, node: str, rounds: Path, target: Path) -> None:
+        self._store = store
+        self._prefix = layout.tensorboard(job)
+        self._node = node
+        self._rounds = rounds
+        """This node's folders of the job's rounds."""
+        self._target = target
+        self._seen: dict[str, str] = {}
+
+    def refresh(self) -> None:
+        """Raises ``StoreUnavailable`` and ``StoreError``."""
+        own = self._link_own()
+        for entry in self._store.list(self._prefix):
+            name = entry.key.removeprefix(f"{self._prefix}/")
+            if self._seen.get(name) == entry.tag or name.partition("/")[0] in own or ".." in Path(name).parts:
+                continue
+            data = self._store.get(entry.key)
+            if data is not None:
+                path = self._target / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)  # the same file: TensorBoard goes on reading where it was
+                self._seen[name] = entry.tag
+
+    def _link_own(self) -> set[str]:
+        """Rounds that this node has on its disk, as they are written. Returns their names."""
+        found = set()
+        for folder in self._rounds.glob("*/tensorboard"):
+            if any(folder.rglob("*tfevents*")):
+                name = f"{folder.parent.name}-{self._node}"
+                found.add(name)
+                with contextlib.suppress(FileExistsError):
+                    (self._target / name).symlink_to(folder)
+        return found
+
+
+def serve(store: Bucket, node: str, folder: Path, job: str) -> int:
+    """Until standard input ends, or TensorBoard does; returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="gpuctl-tensorboard-") as target:
+        files = EventFiles(store, job, node, folder / "jobs" / job / "rounds", Path(target))
+        files.refresh()
+        port = _free_port()
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tensorboard.main", "--logdir", target, "--host", _LOCALHOST),
+                *("--port", str(port), "--reload_interval", str(int(_EVERY_S))),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+        )
+        over = threading.Event()
+        threading.Thread(target=_watch_stdin, args=(over,), daemon=True).start()
+        try:
+            if not _wait_until_it_answers(process, port, over):
+                return process.poll() or 1
+            print(f"port {port}", flush=True)
+            while not over.wait(_EVERY_S) and process.poll() is None:
+                with contextlib.suppress(GpuctlError, OSError):  # the next time, then
+                    files.refresh()
+            return process.poll() or 0
+        finally:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _watch_stdin(over: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    over.set()
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, over: threading.Event) -> bool:
+    deadline = time.monotonic() + _PATIENCE_S
+    while process.poll() is None and not over.is_set() and time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex((_LOCALHOST, port)) == 0:
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def _free_port() -> int:
+    """TensorBoard itself can take any (``--port 0``), but says it in a sentence that changes."""
+    with socket.socket() as probe:
+        probe.bind((_LOCALHOST, 0))
+        chosen: int = probe.getsockname()[1]
+        return chosen
+
+
+def main(folder: str, job: str) -> int:
+    path = Path(folder)
+    identity = decode((path / "identity.json").read_bytes(), Identity, str(path / "identity.json"))
+    try:
+        return serve(open_bucket(identity.bucket), identity.node, path, job)
+    except GpuctlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,166 @@
+"""``gpuctl cp``"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from gpuctl.cli import remote
+from gpuctl.cli.access import reach
+from gpuctl.cli.options import Bucket, Cluster
+from gpuctl.cli.terminal import say
+from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.stacks.hosts import Host
+from gpuctl.stacks.shell import Command, Here, Remote
+
+_NOT_THERE = 127
+"""How rsync ends if the other side has none."""
+
+
+class End(NamedTuple):
+    """One of the two places of a copy."""
+
+    node: str | None
+    """``None``: this machine. Empty: rank 0."""
+    path: str
+
+
+def verb(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A file or folder: PATH here, or NODE:PATH.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Where to: PATH here, or NODE:PATH.")],
+    cluster: Cluster = None,
+    bucket: Bucket = None,
+) -> None:
+    """Copy files to a node or from one.
+
+    A folder is copied with all that is in it, into DST; with a slash at its end only what is in it. A path without a
+    slash in front begins at the node's home folder, and `:PATH` is rank 0's. With rsync, else with scp.
+    """
+    from_, to = parse_end(source), parse_end(target)
+    if (from_.node is None) == (to.node is None):
+        what = "neither is on a node" if to.node is None else "both are on nodes"
+        raise BadInput(f"{source} to {target}: {what}", "write one of them as NODE:PATH, such as 0:results")
+    if from_.node is None and not Path(from_.path).exists():
+        raise BadInput(f"there is no {from_.path} here", "check SRC")
+    with remote.reached(reach(cluster, bucket)) as nodes:
+        host = nodes.chosen((from_.node if to.node is None else to.node) or None)
+        if isinstance(nodes.shell, Here):
+            folder, _ = nodes.shell.place(host)
+            _copy_here(*(_within(end, folder) for end in (from_, to)))
+            return
+        copy = _Copy(nodes, nodes.shell, host, from_, to)
+        remote.leave_with(copy.by_rsync() if shutil.which("rsync") else copy.by_scp())
+
+
+def parse_end(text: str) -> End:
+    """
+    >>> parse_end("0:out"), parse_end("./a:b"), parse_end("model.pt")
+    (End(node='0', path='out'), End(node=None, path='./a:b'), End(node=None, path='model.pt'))
+    """
+    node, colon, path = text.partition(":")
+    return End(None, text) if not colon or "/" in node else End(node, path or ".")
+
+
+class _Copy:
+    """Between this machine and ``host``."""
+
+    def __init__(self, nodes: remote.Nodes, shell: Remote, host: Host, from_: End, to: End) -> None:
+        self._nodes = nodes
+        self._shell = shell
+        self._host = host
+        self._from = from_
+        self._to = to
+
+    def by_rsync(self) -> int:
+        with remote.started(self._rsync(), stderr=subprocess.PIPE) as process:
+            said = _all_of(process)
+            code = process.wait()
+        if code == _NOT_THERE or "rsync: not found" in said or "rsync: command not found" in said:
+            say(f"there is no rsync on {self._host.node}: copying with scp")
+            return self.by_scp()
+        if trouble := self._shell.trouble(self._host, code):
+            raise trouble
+        sys.stderr.write(said)
+        return remote.shells(code)
+
+    def _rsync(self) -> Command:
+        """``-s``: a path is a path, and no line for the other side's shell."""
+        ssh = shlex.join(self._shell.ssh(self._host))
+        show = ("--info=progress2",) if sys.stderr.isatty() and _is_new_rsync() else ()
+        ends = (self._named(end) for end in (self._from, self._to))
+        return Command(("rsync", "-a", "-s", "--partial", *show, "-e", ssh, "--", *ends))
+
+    def by_scp(self) -> int:
+        """With rsync's rule for folders."""
+        if self._is_folder(self._from):
+            inside = self._from.path.endswith("/")
+            name = "" if inside else f"/{Path(self._from.path).name}"
+            target = self._to._replace(path=f"{self._to.path.rstrip('/') or '/'}{name}")
+            self._make_folder(target)
+            return self._scp(self._from._replace(path=f"{self._from.path.rstrip('/')}/."), target)
+        return self._scp(self._from, self._to)
+
+    def _scp(self, from_: End, to: End) -> int:
+        ends = (self._named(end) for end in (from_, to))
+        command = Command(("scp", "-F", str(self._shell.config), "-q", "-r", "-p", "--", *ends))
+        with remote.started(command, stderr=subprocess.PIPE) as process:
+            said = _all_of(process).strip()
+            code = process.wait()
+        if code:
+            last = said.splitlines()[-1] if said else f"exit {code}"
+            raise GpuctlError(f"scp could not copy: {last.removeprefix('scp: ')}", "check both paths")
+        return 0
+
+    def _named(self, end: End) -> str:
+        if end.node is None:
+            return end.path if end.path.startswith(("/", ".")) else f"./{end.path}"
+        path = "." if end.path == "~" else end.path.removeprefix("~/") or "."
+        return f"{self._shell.target(self._host)}:{path}"
+
+    def _is_folder(self, end: End) -> bool:
+        return Path(end.path).is_dir() if end.node is None else self._ask(("test", "-d", end.path)) == 0
+
+    def _make_folder(self, end: End) -> None:
+        if end.node is None:
+            Path(end.path).mkdir(parents=True, exist_ok=True)
+        elif self._ask(("mkdir", "-p", "--", end.path)):
+            raise GpuctlError(f"cannot make the folder {end.path} on {self._host.node}", "check DST")
+
+    def _ask(self, words: tuple[str, ...]) -> int:
+        return remote.run(self._nodes, self._host, self._shell.run(self._host, words))
+
+
+def _all_of(process: subprocess.Popen[bytes]) -> str:
+    assert process.stderr is not None
+    return process.stderr.read().decode(errors="replace")
+
+
+def _is_new_rsync() -> bool:
+    """macOS has one of 2006, or another program of that name."""
+    done = subprocess.run(("rsync", "--version"), capture_output=True, text=True, check=False, timeout=10)
+    return "version 3" in done.stdout
+
+
+def _within(end: End, folder: Path) -> End:
+    return end if end.node is None else End(None, str(folder / end.path) + ("/" if end.path.endswith("/") else ""))
+
+
+def _copy_here(from_: End, to: End) -> None:
+    """Between two folders of this machine, with rsync's rule for folders."""
+    source, target = Path(from_.path), Path(to.path)
+    try:
+        if source.is_dir():
+            inside = target if from_.path.endswith("/") else target / source.resolve().name
+            shutil.copytree(source, inside, dirs_exist_ok=True, symlinks=True)
+        else:
+            if to.path.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    except (OSError, shutil.Error) as error:
+        raise GpuctlError(f"cannot copy {source}: {error}", "check both paths") from error
