@@ -78,7 +78,9 @@ def _head(state: ClusterState) -> list[str]:
 
 def _nodes(state: ClusterState) -> list[str]:
     header = ("NODE", "STATE", "ADDRESS", "JOB", "RANK", "STEP", "LOSS", "STEPS/S", "SEEN")
-    return table(header, [_node(node) for node in state.nodes], give=[3])
+    found = table(header, [_node(node) for node in state.nodes], give=[3])
+    told = [f"{node.node}: {words}" for node in state.nodes for words in (node.doing, _taken(node)) if words]
+    return [*found, *(styled(line, "dim") for line in told)]
 
 
 def _node(node: NodeState) -> list[str]:
@@ -93,6 +95,13 @@ def _node(node: NodeState) -> list[str]:
         number(node.steps_per_s),
         ago(node.seen_at),
     ]
+
+
+def _taken(node: NodeState) -> str:
+    """What the cloud has said of its end."""
+    if node.notice is None:
+        return node.risk
+    return f"notice of {node.notice.lead_s:.0f} s, {ago(node.notice.at)} ({node.notice.source})"
 
 
 def _jobs(state: ClusterState) -> list[str]:

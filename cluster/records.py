@@ -40,6 +40,10 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Seconds without a change of heartbeat after which a node is taken for lost."""
     token: str = ""
     """Shared secret of the nodes' direct questions (see ``peers``)."""
+    idle_minutes: float = 15.0
+    """Without work, logins and load, after which a rented machine removes itself; 0: never."""
+    stall_minutes: float = 30.0
+    """Without a step and without work on GPUs or CPUs, after which a job ends; 0: never."""
     created_at: float = 0.0
     promised: Promised | None = None
     """``None``: nobody has promised anything, as on ``local``."""
@@ -83,8 +87,14 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ports that the agent holds, listening, for the rendezvous of a round it is master of. Each is used once."""
     ready: bool = False
     """The warm interpreter is up: a round that this node joins costs the others no imports."""
+    doing: str = ""
+    """What keeps it from being ready, for people: such as "pulling debian:12"."""
     notice: Notice | None = None
     health: str = "ok"
+    risk: str = ""
+    """The cloud's lesser word: why this node may be taken sooner than others. For people; nothing decides by it."""
+    stalled: bool = False
+    """The workers here have neither made a step nor worked for ``ClusterSpec.stall_minutes``."""
     drainable: bool = False
     """All workers here catch SIGTERM, so stopping them loses no step."""
     progress: Progress | None = None
@@ -161,6 +171,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes_max: int = 1
     nproc: int | None = None
     max_restarts: int = 0
+    image: str = ""
+    """Container image that the workers run in; empty: the node itself."""
     submitted_at: float = 0.0
     submitted_by: str = ""
 
@@ -242,6 +254,10 @@ class NodeExit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``drained``: they wrote a last checkpoint on request; ``stopped``: the world changed and the agent ended them."""
     last_step: int | None = None
     """The last optimizer step that finished here, for counting steps redone."""
+    notice: Notice | None = None
+    """Of a node that was about to be taken."""
+    left_s: float | None = None
+    """With a notice: seconds of it that were left when the workers were gone and what they saved was safe."""
     ranks: tuple[RankExit, ...] = ()
     at: float = 0.0
 

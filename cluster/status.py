@@ -23,6 +23,7 @@ from gpuctl.cluster.records import (
     ClusterSpec,
     JobSpec,
     NodeRecord,
+    Notice,
     Rank0,
     Round,
     decode,
@@ -45,7 +46,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     ready: bool
     health: str
+    """``ok``, what is wrong with it, or ``stalled``: a job is there, and does nothing."""
     seen_at: float
+    risk: str = ""
+    """Why the cloud may take it sooner than others, as far as the cloud has said."""
+    notice: Notice | None = None
+    doing: str = ""
+    """What keeps it from being ready, such as "pulling debian:12"."""
     job: str | None = None
     """The unfinished job it takes part in, its round, and its rank among the nodes there."""
     round: int | None = None
@@ -171,8 +178,11 @@ def _node(beat: Heartbeat, leader: Heartbeat | None, spec: ClusterSpec, known: d
         slots=record.slots,
         devices=record.devices,
         ready=record.ready,
-        health=record.health,
+        health="stalled" if record.stalled else record.health,
         seen_at=beat.seen_at,
+        risk=record.risk,
+        notice=record.notice,
+        doing=record.doing,
     )
     for job, version in known.items():
         current = version.value
