@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuctl.stacks.cloud import Extra
-from gpuctl.stacks.machines import MachineType
+from gpuctl.stacks.cloud import Check, Extra, GroupSize, Scan
+from gpuctl.stacks.machines import MachineType, Price
 from gpuctl.stacks.request import StackRequest
 
 if TYPE_CHECKING:
@@ -62,6 +62,49 @@ class Gcp:
         del machine
         each = PUBLIC_ADDRESS_OF_SPOT_USD_PER_HOUR if request.spot else PUBLIC_ADDRESS_USD_PER_HOUR
         return [Extra("public addresses", each * request.nodes_max)]
+
+    def account(self, region: str) -> str:
+        """See ``cloud.Resizes``: the project, which is in no region."""
+        del region
+        from gpuctl.stacks.gcp.account import entering
+
+        return entering().project
+
+    def size(self, outputs: Mapping[str, object]) -> GroupSize:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.gcp.size import size
+
+        return size(outputs)
+
+    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.gcp.size import resize
+
+        resize(outputs, nodes)
+
+    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.gcp.size import problems
+
+        return problems(outputs)
+
+    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
+        """See ``cloud.FindsLeftovers``."""
+        from gpuctl.stacks.gcp.leaks import scan
+
+        return scan(regions, cluster)
+
+    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
+        """See ``cloud.ChecksAccount``."""
+        from gpuctl.stacks.gcp.checks import checks
+
+        return checks(request, machine)
+
+    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
+        """See ``cloud.TellsSpotPrices``."""
+        from gpuctl.stacks.gcp.offers import spot_prices
+
+        return spot_prices(regions)
 
 
 def shape(machine: MachineType) -> tuple[str, tuple[str, int] | None]:

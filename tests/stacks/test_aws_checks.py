@@ -232,7 +232,6 @@ def test_the_verb_tells_of_missing_credentials_in_json(monkeypatch: pytest.Monke
     ("args", "said"),
     [
         ((), "error: 'local' is no cloud; add --provider, one of: aws, gcp, azure\n"),
-        (("--provider", "gcp"), "error: gpuctl cannot ask gcp yet; gpuctl up --dry-run tells what it would create\n"),
     ],
 )
 def test_bad_input_is_one_line(args: tuple[str, ...], said: str) -> None:

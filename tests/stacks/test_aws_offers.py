@@ -129,11 +129,3 @@ def test_the_verb_refreshes_and_later_lists_the_same_without_asking(monkeypatch:
     assert p4d["spot_usd_per_hour"] == 0.00001
     assert again.stdout == done.stdout
     assert f"spot of {p4d['spot_date']}; " in run("--gpu", "A100").stderr
-
-
-def test_a_cloud_that_cannot_be_asked_yet_is_one_line() -> None:
-    done = run("--refresh", "--provider", "gcp")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: gpuctl cannot ask gcp for prices yet; leave --refresh out\n",
-    )
