@@ -20,3 +20,6 @@ In the bucket, below the cluster's prefix::
 
 Its modules import each other relatively and nothing else of gpuctl.
 """
+
+FROM_WHEEL = ("gate", "install", "scratch")
+"""Modules that are not in user-data: a machine that is far enough to need them takes them from gpuctl's wheel."""

@@ -1,0 +1,93 @@
+"""``python3 -m gpuctl_boot boot | idle | leave WHY``
+
+User-data has only what every machine needs, whatever becomes of it. The steps are taken from gpuctl's wheel; so
+user-data stays small, and a machine that cannot reach the bucket still leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from . import FROM_WHEEL
+from .idle import watch
+from .leave import claim, leave
+from .metadata import Metadata
+from .report import Reporter
+from .steps import Failed, Step, run
+from .store import Store, fetch, open_store
+
+_ALSO_ON_PATH = ":/opt/amazon/efa/bin"
+_AGAIN_S = 30.0
+
+
+def main(args: Sequence[str]) -> int:
+    root = Path(os.environ.get("GPUCTL_ROOT", "/"))
+    spec = json.loads((root / "etc/gpuctl/node.json").read_text())
+    metadata = Metadata(spec["provider"])
+    match args:
+        case ["boot"]:
+            os.environ["PATH"] += _ALSO_ON_PATH
+            boot(root, spec, metadata)
+        case ["idle"]:
+            watch(root, spec, metadata)
+        case ["leave", why]:
+            _take_away(root, spec, metadata, why)
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Until the machine is a node, and the bucket knows; or has failed, and is gone. Raises ``OSError`` if the machine
+    cannot find out who it is: whoever started this tries again."""
+    instance = metadata.instance()
+    instance = replace(instance, address=spec["address"] or instance.address)
+    node = spec["node"] or instance.id
+    store = open_store(spec["bucket"], {"AWS_REGION": spec["region"], **os.environ, **spec["env"]}, metadata)
+    reporter = Reporter(root, node, instance, store)
+
+    def tell(step: str, reason: str) -> None:
+        print(step, reason, flush=True)
+        reporter.tell("booting", step, reason)
+
+    try:
+        package = spec["package"]
+        program = Step("program", lambda: unpack(root, package, store), 120, tries=20, mark=package["sha256"])
+        run([program], root, tell, sleep)
+        from .install import Machine  # which was not there before
+
+        run(Machine(root, spec, node, instance, store).steps(), root, tell, sleep)
+    except (Failed, OSError) as error:
+        step, reason = (error.step, error.reason) if isinstance(error, Failed) else ("boot", str(error))
+        reporter.tell("failed", step, reason)
+        sleep(60 * spec["unhealthy_minutes"])
+        _take_away(root, spec, metadata, f"boot failed: {step}: {reason}")
+        return
+    while not reporter.tell("ready"):
+        sleep(_AGAIN_S)
+
+
+def unpack(root: Path, package: Mapping[str, Any], store: Store) -> None:
+    """The rest of this program, beside what there is of it below ``root``."""
+    with ZipFile(fetch(store, package["wheel"], package["sha256"], root)) as wheel:
+        for name in FROM_WHEEL:
+            text = wheel.read(f"gpuctl/bootstrap/boot/{name}.py")
+            (root / f"opt/gpuctl/boot/gpuctl_boot/{name}.py").write_bytes(text)
+
+
+def _take_away(root: Path, spec: Mapping[str, Any], metadata: Metadata, why: str) -> None:
+    if spec["provider"] != "ssh" and claim(root, why):
+        leave(spec, metadata, why)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""The health gate: what the machine has, beside what its type promises. Less of it makes a job slow, or hang, at a
+price of all its machines; so such a machine is never a node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .steps import sh
+
+_LEAST_MEMORY = 0.9
+"""Of the nominal: drivers and ECC keep some for themselves (23,028 MiB of an A10G's 24 GB)."""
+_QUERY = "index,memory.total,ecc.errors.uncorrected.volatile.total"
+
+
+def check(promise: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` that names all that is wrong, and ``OSError`` where it cannot be found out."""
+    if wrong := [*_gpus(promise), *_fabric(promise)]:
+        raise ValueError("; ".join(wrong))
+
+
+def _gpus(promise: Mapping[str, Any]) -> Iterator[str]:
+    if not promise["gpus"]:
+        return
+    rows = [line.split(", ") for line in _lines(f"--query-gpu={_QUERY}") if line.count(",") == 2]
+    if len(rows) != promise["gpus"]:
+        yield f"{len(rows)} GPUs, and the type has {promise['gpus']}"
+    for index, memory, errors in rows:
+        found = float(memory) * 2**20 / 1e9
+        if found < _LEAST_MEMORY * promise["gpu_memory_gb"]:
+            yield f"GPU {index} has {found:.0f} GB of memory, and should have {promise['gpu_memory_gb']:g}"
+        if errors.strip().isdigit() and int(errors):
+            yield f"GPU {index} has {int(errors)} uncorrected memory errors"
+
+
+def _lines(query: str) -> list[str]:
+    return sh("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+
+
+def _fabric(promise: Mapping[str, Any]) -> Iterator[str]:
+    count, cards = {"efa": _efa, "infiniband": _infiniband}.get(promise["fabric"]), promise["fabric_cards"]
+    if count and (found := count()) < cards:
+        yield f"{found} working cards of {promise['fabric']}, and the type has {cards}"
+
+
+def _efa() -> int:
+    return len(set(re.findall(r"^\s*domain: (\S+)", sh("fi_info", "-p", "efa", "-t", "FI_EP_RDM"), re.MULTILINE)))
+
+
+def _infiniband() -> int:
+    """Cards with an active port; Azure's Ethernet card is of the same make."""
+    cards = sh("ibv_devinfo").split("hca_id:")[1:]
+    return sum("PORT_ACTIVE" in card and "InfiniBand" in card for card in cards)

@@ -1,0 +1,88 @@
+"""``/scratch``: the disks that came with the machine and end with it, as one volume.
+
+Only disks of the models that clouds hang in for this, and of those only empty ones, or a volume of our own label. What
+the image has already made of them (AWS's: ``/opt/dlami/nvme``) is used as it is; without any, it is a plain folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .steps import sh
+
+_LABEL = "gpuctl-scratch"
+_MODELS = re.compile(r"Amazon EC2 NVMe Instance Storage|nvme_card\d*|Microsoft NVMe Direct Disk.*")
+"""AWS, Google (persistent disks are ``nvme_card-pd`` there), Azure (remote ones are ``MSFT NVMe Accelerator``)."""
+_BLKID_FINDS_NOTHING = 2
+_COLUMNS = "PATH,TYPE,MODEL,FSTYPE,PTTYPE,LABEL,MOUNTPOINT"
+
+
+def make_scratch(root: Path, apt: Callable[..., None]) -> None:
+    folder = root / "scratch"
+    folder.mkdir(exist_ok=True)
+    if _is_mounted(root, folder):
+        return
+    with suppress(OSError):
+        sh("systemctl", "start", "dlami-nvme.service")  # which is not there on other images
+    image = root / "opt/dlami/nvme"
+    if _is_mounted(root, image):
+        sh("mount", "--bind", str(image), str(folder))
+    else:
+        _mount_volume(folder, apt)
+    folder.chmod(0o1777)
+
+
+def _mount_volume(folder: Path, apt: Callable[..., None]) -> None:
+    sh("udevadm", "settle")  # lsblk knows what udev has seen
+    devices = list(_devices())
+    mount = ("mount", "-o", "noatime")
+    for device in devices:
+        if device["label"] == _LABEL and device["fstype"] == "ext4":
+            sh(*mount, device["path"], str(folder))
+            return
+    if volume := _new_volume(devices, apt):
+        sh("mkfs.ext4", "-q", "-F", "-L", _LABEL, volume)
+        sh(*mount, volume, str(folder))
+
+
+def _new_volume(devices: list[dict[str, Any]], apt: Callable[..., None]) -> str:
+    """The device for a file system; empty: there are no disks for one."""
+    for device in devices:
+        if (device["label"] or "").endswith(f":{_LABEL}"):  # a part of our array, which has no file system yet
+            return str(device["children"][0]["path"])
+    empty = [d["path"] for d in devices if _MODELS.fullmatch((d["model"] or "").strip()) and _is_empty(d)]
+    if len(empty) < 2:
+        return "".join(empty)
+    if not shutil.which("mdadm"):
+        apt("mdadm")
+    array = f"/dev/md/{_LABEL}"
+    sh("mdadm", "--create", array, "--run", "--level=0", f"--name={_LABEL}", f"--raid-devices={len(empty)}", *empty)
+    return array
+
+
+def _is_empty(disk: dict[str, Any]) -> bool:
+    used = (disk["fstype"], disk["pttype"], disk["label"], disk["mountpoint"], disk["children"])
+    if disk["type"] != "disk" or any(used):
+        return False
+    return subprocess.run(["blkid", "--probe", disk["path"]], check=False).returncode == _BLKID_FINDS_NOTHING
+
+
+def _devices() -> Iterator[dict[str, Any]]:
+    """All block devices; those of which others are made have them as ``children``."""
+    waiting = json.loads(sh("lsblk", "--json", "--output", _COLUMNS))["blockdevices"]
+    while waiting:
+        device = {"children": [], **waiting.pop()}
+        waiting += device["children"]
+        yield device
+
+
+def _is_mounted(root: Path, folder: Path) -> bool:
+    path = root / "proc/mounts"
+    return any(line.split()[1] == str(folder) for line in path.read_text().splitlines()) if path.exists() else False
