@@ -33,6 +33,7 @@ from gpuctl.bootstrap.mirror import Mirror
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.bootstrap.reachability import Reachability
 from gpuctl.bootstrap.run import Run
+from gpuctl.bootstrap.runtime import Containers
 from gpuctl.bootstrap.shipping import Shipper
 from gpuctl.bootstrap.tier_server import TierServer
 from gpuctl.bootstrap.workspace import JobWorkspace
@@ -80,6 +81,8 @@ class Agent:
         self._preparing = 0
         self._ticked_at = self._clock.monotonic()
         self._told_rank0: tuple[str, int] | None = None
+        env = {**os.environ, **identity.env}
+        self._containers = Containers(folder, env, bool(self._devices), _say, self._wake.set)
         self._ports = PortPool(identity.address)
         self._peers = Peers(self._clock, token=self._spec.token, silent_s=self._spec.lease_s, on_news=self._wake.set)
         self._port = self._peers.start(identity.address)
@@ -100,6 +103,7 @@ class Agent:
         self._heartbeat.send()
         self._heartbeat.start(lambda: self._clock.monotonic() - self._ticked_at < self._spec.lease_s)
         self._reachability.start()
+        self._preparer.submit(self._containers.sweep)
         self._interpreter = Interpreter(self._base_env, self._folder / "interpreter.log", self._wake.set)
         trouble = ""
         while not self._may_leave():
@@ -185,7 +189,7 @@ class Agent:
         mirror = Mirror(self._file_store, folder, round_, rank, self._clock, _say)
         run = Run(round_, rank, workspace, context, mirror, self._clock, self._wake.set, self._spec.token)
         self._active = _Active(run, Shipper(self._store, run, self._clock))
-        run.start(self._interpreter, self._ports, self._base_env)
+        run.start(self._interpreter, self._containers, self._ports, self._base_env)
 
     def _report(self) -> None:
         """Send the exit of a run that ended, its last words before it."""
@@ -220,8 +224,10 @@ class Agent:
     def _prepare(self, workspace: JobWorkspace) -> None:
         assert self._interpreter is not None
         try:
-            workspace.prepare()
-            self._interpreter.preload(workspace.imports())
+            if image := workspace.prepare().image:
+                self._containers.fetch(image)
+            else:
+                self._interpreter.preload(workspace.imports())
         except (GpuctlError, OSError) as error:
             _say(f"cannot prepare {workspace.folder.name} yet: {error}")
         finally:
@@ -254,6 +260,7 @@ class Agent:
             devices=self._devices,
             tier_port=self._tier_port,
             spare_ports=self._ports.offered(),
+            doing=self._containers.doing,
             ready=self._interpreter is not None and self._interpreter.is_ready and self._preparing == 0,
             notice=self._notice,
             drainable=running is not None and running.is_drainable(),
@@ -294,6 +301,7 @@ class Agent:
         _say("leaving")
         if self._active:
             self._active.run.kill()
+        self._containers.stop()
         with contextlib.suppress(GpuctlError):
             self._store.delete([layout.node(self._identity.node)])
             self._reachability.stop()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import psutil
 
 from gpuctl.trainers.launch import LaunchSpec, WorkerFailure
 
@@ -34,12 +35,28 @@ class Launched:
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
+    def workers(self) -> list[int]:
+        """Pids of its children."""
+        return children_of(self.pid)
+
     def kill(self) -> None:
         """End it, its workers, and whatever they started, at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # in the moment before it heads a group of its own
+
+
+def children_of(pid: int) -> list[int]:
+    """Pids, oldest first; none if that process is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        pass  # gone, or a system that does not tell so cheaply
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 class Interpreter:

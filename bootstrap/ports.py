@@ -41,3 +41,18 @@ class PortPool:
         while len(self._sockets) < self._size:
             listening = socket.create_server((self._address, 0), backlog=1024)
             self._sockets[listening.getsockname()[1]] = listening
+
+
+def reserved(listening: socket.socket) -> socket.socket:
+    """Trade a listening socket for one that only keeps its port: the kernel gives it to nobody, while a program that
+    names it may listen there, as torch's store does. Raises ``OSError`` if it was taken in that moment."""
+    address = listening.getsockname()
+    listening.close()
+    keeper = socket.socket(listening.family)
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        keeper.bind(address)
+    except OSError:
+        keeper.close()
+        raise
+    return keeper

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import psutil
 
 from gpuctl.bootstrap.interpreter import Ending, Interpreter, Launched
 from gpuctl.bootstrap.mirror import Mirror
 from gpuctl.bootstrap.ports import PortPool
+from gpuctl.bootstrap.runtime import Containers
 from gpuctl.bootstrap.workspace import JobWorkspace
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import Fenced
@@ -79,11 +79,16 @@ class Run:
     def is_of(self, round_: Round) -> bool:
         return (round_.job, round_.number) == (self.round.job, self.round.number)
 
-    def start(self, interpreter: Interpreter, ports: PortPool, base_env: dict[str, str]) -> None:
+    def start(
+        self, interpreter: Interpreter, containers: Containers, ports: PortPool, base_env: dict[str, str]
+    ) -> None:
         """Launch in the background: the job's files may have to come first."""
         listening = ports.take(self.round.master_port) if self.rank == 0 else None
         threading.Thread(
-            target=self._start, args=(interpreter, listening, base_env), name=f"run-{self.round.number}", daemon=True
+            target=self._start,
+            args=(interpreter, containers, listening, base_env),
+            name=f"run-{self.round.number}",
+            daemon=True,
         ).start()
 
     def ask_to_stop(self, round_: Round) -> None:
@@ -93,6 +98,8 @@ class Run:
         being cancelled is for all of them.
         """
         now = self._clock.monotonic()
+        if round_.reason == CANCELLED and self._launched is None:
+            self.kill()  # what it still waits for, such as its image, is not wanted any more
         if self._give_up_at is None:
             self._give_up_at = now + round_.drain_s
             with contextlib.suppress(OSError):  # then they do not know, and do their best
@@ -127,16 +134,29 @@ class Run:
 
     # -- in other threads ---------------------------------------------------------------------------------------------
 
-    def _start(self, interpreter: Interpreter, listening: socket.socket | None, base_env: dict[str, str]) -> None:
+    def _start(
+        self,
+        interpreter: Interpreter,
+        containers: Containers,
+        listening: socket.socket | None,
+        base_env: dict[str, str],
+    ) -> None:
         try:
             if self.rank == 0 and listening is None:
                 self._end("stopped", [], "the port offered for this round is gone")
                 return
             job = self._workspace.prepare()
+            if job.image:
+                containers.fetch(job.image, lambda: self._killed)
+                base_env = {}
             self._mirror.restore(job.env)
             self._mirror.watch(self._workers)
             spec = self._launch_spec(base_env, job.env)
-            launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._gone_for_good)
+            if job.image:
+                folder, end = self._workspace.folder, self._gone_for_good
+                launched = containers.launch(job.image, spec, folder, listening, on_exit=end)
+            else:
+                launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._gone_for_good)
             with self._lock:
                 self._launched = launched
                 if self._killed:
@@ -243,17 +263,7 @@ class Run:
 
     def _workers(self) -> list[int]:
         """Pids of the workers: the launcher's children."""
-        if self._launched is None:
-            return []
-        pid = self._launched.pid
-        try:
-            return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        except OSError:
-            pass  # gone, or a system that does not tell so cheaply
-        try:
-            return [child.pid for child in psutil.Process(pid).children()]
-        except psutil.NoSuchProcess:
-            return []
+        return self._launched.workers() if self._launched else []
 
 
 def _traceback(stderr: Path) -> str:

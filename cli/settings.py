@@ -54,6 +54,7 @@ class Settings:
     bucket: str | None
     max_restarts: int
     nproc: int | None
+    image: str | None
     env: dict[str, str]
     found: dict[str, Setting]
 
@@ -139,6 +140,12 @@ def _name(text: str) -> str:
     return text
 
 
+def _image(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?", text):
+        raise ValueError("is not the name of an image; use one such as pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime")
+    return text
+
+
 def _text(text: str) -> str:
     return text
 
@@ -151,5 +158,6 @@ KEYS = (
     Key("bucket", _text, "", "URL of the bucket; unset: the provider chooses one."),
     Key("max_restarts", whole_number(0), "0", "Times a script that fails is started again; lost nodes do not count."),
     Key("nproc", whole_number(1), "", "Worker processes per node of a job; unset: the node's slots."),
+    Key("image", _image, "", "Container image for a job's workers; unset: the node itself."),
     Key("env", _text, "", "Variables for the workers."),
 )

@@ -38,6 +38,10 @@ def verb(
         list[str] | None,
         text_option("--env", "-e", metavar="NAME=VALUE", about="Variable for the workers; repeatable."),
     ] = None,
+    image: Annotated[
+        str | None,
+        text_option("--image", metavar="IMAGE", about="Container image with torch, to run the workers in."),
+    ] = None,
     max_restarts: Annotated[
         str | None, text_option("--max-restarts", metavar="N", about="Starts anew after a failure of the script.")
     ] = None,
@@ -48,7 +52,9 @@ def verb(
     Packs the working folder (without what .gitignore names), puts the job in line, and returns its exit code. Ctrl-C
     leaves the job running.
     """
-    settings = load({"cluster": cluster, "nproc": nproc, "env": env or (), "max_restarts": max_restarts})
+    settings = load(
+        {"cluster": cluster, "nproc": nproc, "image": image, "env": env or (), "max_restarts": max_restarts}
+    )
     wanted = parse_flag("--nodes", nodes, parse_nodes)
     name = checked_script(script, Path.cwd())
     access = reach_with(settings)
@@ -63,6 +69,7 @@ def verb(
         nodes=wanted,
         nproc=settings.nproc,
         max_restarts=settings.max_restarts,
+        image=settings.image or "",
         submitted_by=_who(),
     )
     job = jobs.submit(access.store, spec, request)

@@ -43,6 +43,7 @@ class Request:
     """Fewest and most nodes; ``None``: those of the cluster."""
     nproc: int | None = None
     max_restarts: int = 0
+    image: str = ""
     submitted_by: str = ""
 
 
@@ -102,6 +103,7 @@ def submit(store: Store, cluster: ClusterSpec, request: Request) -> JobSpec:
         nodes_max=nodes_max,
         nproc=request.nproc,
         max_restarts=request.max_restarts,
+        image=request.image,
         submitted_at=time.time(),
         submitted_by=request.submitted_by,
     )
