@@ -29,7 +29,7 @@ def verb(
     cluster: Cluster = None,
     bucket: Bucket = None,
 ) -> None:
-    """Show what a job printed, or with --boot a machine on its way to a node.
+    """Show what a job printed, or how a machine booted.
 
     With -f, Ctrl-C ends the showing and not the job; the exit code is the job's. -o json prints one object per line.
     """

@@ -49,6 +49,8 @@ class MachineFlags:
     on_demand: bool = False
     ssh_from: str | None = None
     ssh_key: str | None = None
+    image: str | None = None
+    no_placement: bool = False
 
     def given(self) -> list[str]:
         """Their names."""
@@ -63,6 +65,8 @@ class MachineFlags:
             "--on-demand": self.on_demand,
             "--ssh-from": self.ssh_from,
             "--ssh-key": self.ssh_key,
+            "--image": self.image,
+            "--no-placement": self.no_placement,
         }
         return [name for name, value in named.items() if value]
 
@@ -86,6 +90,8 @@ def request_of(settings: Settings, provider: CloudName, flags: MachineFlags) -> 
         spot=not flags.on_demand,
         ssh_from=flags.ssh_from or "",
         ssh_key=_public_key(flags.ssh_key),
+        image=flags.image or "",
+        placement=not flags.no_placement,
         bucket=settings.bucket or "",
         owner=getpass.getuser(),
         version=__version__,

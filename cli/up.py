@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from gpuctl.cli.options import Cluster, Output, text_option, wants_json
-from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, OnDemand, Region, Type, Zone, request_of, show
-from gpuctl.cli.plan import as_json as plan_as_json
-from gpuctl.cli.settings import Settings, load
-from gpuctl.cli.terminal import count, out, out_json, say
+from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, OnDemand, Region, Type, Zone
+from gpuctl.cli.renting import TermFlags, rent
+from gpuctl.cli.settings import load
+from gpuctl.cli.terminal import count, out, say
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.refusals import shown
-from gpuctl.stacks.machines import CLOUDS, CloudName
+from gpuctl.stacks.known import KnownCluster
+from gpuctl.stacks.machines import CLOUDS
 
 
 def verb(
@@ -39,6 +40,28 @@ def verb(
     ssh_key: Annotated[
         str | None, text_option("--ssh-key", metavar="FILE", about="Public key (default: ~/.ssh/id_ed25519.pub).")
     ] = None,
+    image: Annotated[
+        str | None,
+        text_option("--image", metavar="ID", about="Machine image (default: the cloud's own with a driver)."),
+    ] = None,
+    no_placement: Annotated[
+        bool, typer.Option("--no-placement", help="Machines need not stand side by side: slower, and easier to get.")
+    ] = False,
+    wait: Annotated[
+        str | None, text_option("--wait", metavar="MINUTES", about="For machines, in each zone (default: 10).")
+    ] = None,
+    idle_minutes: Annotated[
+        str | None,
+        text_option("--idle-minutes", metavar="N", about="A machine without work ends itself (default: 15; 0: never)."),
+    ] = None,
+    stall_minutes: Annotated[
+        str | None,
+        text_option("--stall-minutes", metavar="N", about="A job that does nothing is ended (default: 30; 0: never)."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it costs money.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Clear what a crashed update has left, such as its lock.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it would create, and the price.")] = False,
     output: Output = "text",
     cluster: Cluster = None,
@@ -50,11 +73,16 @@ def verb(
     as_json = wants_json(output)
     flags = {"cluster": cluster, "provider": provider, "nodes": nodes, "slots": slots, "bucket": bucket}
     settings = load(flags)
-    machines = MachineFlags(machine_type, gpu, gpus, region, zone, on_demand, ssh_from, ssh_key)
+    machines = MachineFlags(
+        machine_type, gpu, gpus, region, zone, on_demand, ssh_from, ssh_key, image=image, no_placement=no_placement
+    )
+    terms = TermFlags(wait, idle_minutes, stall_minutes, yes=yes, force=force, dry_run=dry_run, as_json=as_json)
     if settings.provider in CLOUDS:
-        _plan(settings, settings.provider, machines, dry_run=dry_run, as_json=as_json)
+        rented = rent(settings, settings.provider, machines, terms)
+        if rented is not None:
+            _tell(rented, settings.nodes)
         return
-    if refused := [*machines.given(), *(["--dry-run"] if dry_run else []), *(["-o json"] if as_json else [])]:
+    if refused := [*machines.given(), *terms.given()]:
         raise BadInput(f"{refused[0]} is for clouds", f"add --provider, one of: {', '.join(CLOUDS)}")
     from gpuctl.stacks.provider import UpRequest
     from gpuctl.stacks.provider import provider as provider_named
@@ -63,27 +91,13 @@ def verb(
     request = UpRequest(
         name=settings.cluster, nodes_min=fewest, nodes_max=most, slots=settings.slots, bucket=settings.bucket
     )
-    made = provider_named(settings.provider).up(request, say)
+    _tell(provider_named(settings.provider).up(request, say), settings.nodes)
+
+
+def _tell(made: KnownCluster, nodes: tuple[int, int]) -> None:
+    fewest, most = nodes
     size = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
     out(f"cluster {made.name} is up: {size} ({made.provider})")
     out(f"bucket: {shown(made.bucket)}")
     option = "" if made.name == "default" else f" --cluster {made.name}"
     say(f"next: gpuctl train script.py{option}")
-
-
-def _plan(settings: Settings, provider: CloudName, machines: MachineFlags, *, dry_run: bool, as_json: bool) -> None:
-    if not dry_run:
-        raise BadInput(
-            f"gpuctl cannot create machines on {provider} yet",
-            "add --dry-run to see what it would create, and the price",
-        )
-    request = request_of(settings, provider, machines)
-    from gpuctl.stacks.planning import plan  # brings Pulumi
-
-    made = plan(request)
-    if as_json:
-        out_json(plan_as_json(made))
-    else:
-        show(made)
-    if made.errors:
-        raise BadInput(f"{count(len(made.errors), 'thing')} would stop this", made.errors[0].hint)

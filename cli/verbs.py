@@ -31,16 +31,15 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "check": Verb("gpuctl.cli.check", "Ask a cloud whether it would give these machines."),
         "status": Verb("gpuctl.cli.status", "Show the nodes, rank 0 and how far the jobs are."),
         "net": Verb("gpuctl.cli.net", "Show the nodes' networks, and who can reach whom."),
-        "repair": Verb(
-            "gpuctl.cli.repair", "Compare a rented cluster with what was asked for, and replace what is missing."
-        ),
+        "repair": Verb("gpuctl.cli.repair", "Replace what is missing of a rented cluster."),
+        "verify": Verb("gpuctl.cli.verify", "Test the nodes' devices and the network between them."),
         "preempt": Verb("gpuctl.cli.preempt", "Take a node away the way a cloud would."),
         "down": Verb("gpuctl.cli.down", "Take everything away but the checkpoints."),
         "leaks": Verb("gpuctl.cli.leaks", "Find what clusters have left in a cloud, and what it costs."),
     },
     "Jobs": {
         "train": Verb("gpuctl.cli.train", "Run a script on the cluster and show what it prints."),
-        "logs": Verb("gpuctl.cli.logs", "Show what a job printed."),
+        "logs": Verb("gpuctl.cli.logs", "Show what a job printed, or how a machine booted."),
         "jobs": Verb("gpuctl.cli.jobs", "List the jobs, the newest last."),
         "cancel": Verb("gpuctl.cli.cancel", "End a job after a last checkpoint."),
         "ckpt": Verb("gpuctl.cli.ckpt", "List, fetch, check or delete a job's checkpoints."),

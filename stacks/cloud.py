@@ -91,6 +91,15 @@ class Resizes(Protocol):
         ...
 
 
+@runtime_checkable
+class OrdersZones(Protocol):
+    """A cloud that knows where a type is to be had."""
+
+    def zones(self, request: StackRequest) -> Sequence[str]:
+        """Of the request's region, the best first; empty: the region has none. Raises ``GpuctlError``."""
+        ...
+
+
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     """Something with our tags that is there in the cloud."""
 

@@ -11,6 +11,8 @@ import hashlib
 import importlib.metadata
 import io
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import gpuctl
@@ -25,11 +27,17 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SCHEME = "Wheel-Version: 1.0\nGenerator: gpuctl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
-def publish(bucket: Store, extras: tuple[str, ...] = ("train",)) -> Package:
-    """Put both files into ``bucket``, each below its own digest; what is there already is not sent again.
+@dataclass(frozen=True, slots=True)
+class Built:
+    """gpuctl for nodes, before it is anywhere."""
 
-    Raises ``GpuctlError`` if this gpuctl is not installed, ``StoreError`` and ``StoreUnavailable`` as the bucket does.
-    """
+    package: Package
+    files: Mapping[str, bytes]
+    """By key below the cluster's prefix."""
+
+
+def build(extras: tuple[str, ...] = ("train",)) -> Built:
+    """Raises ``GpuctlError`` if this gpuctl is not installed."""
     made = wheel()
     pins = (_folder() / PINS).read_bytes()
     found = Package(
@@ -39,9 +47,21 @@ def publish(bucket: Store, extras: tuple[str, ...] = ("train",)) -> Package:
         constraints_sha256=_sha256(pins),
         extras=extras,
     )
-    bucket.create(found.wheel, made)
-    bucket.create(found.constraints, pins)
-    return found
+    return Built(found, {found.wheel: made, found.constraints: pins})
+
+
+def send(bucket: Store, built: Built) -> None:
+    """Each file is below its own digest; what is there already is not sent again. Raises ``StoreError`` and
+    ``StoreUnavailable`` as the bucket does."""
+    for key, data in built.files.items():
+        bucket.create(key, data)
+
+
+def publish(bucket: Store, extras: tuple[str, ...] = ("train",)) -> Package:
+    """``build`` and ``send``."""
+    built = build(extras)
+    send(bucket, built)
+    return built.package
 
 
 def wheel() -> bytes:

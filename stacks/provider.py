@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.known import KnownCluster
 
@@ -63,3 +65,10 @@ def provider(name: str) -> Provider:
     module, _, attribute = _PROVIDERS[name].partition(":")
     made: Provider = getattr(import_module(module), attribute)()
     return made
+
+
+def forget_nodes(bucket: Bucket) -> None:
+    """Of a cluster that is gone: what its machines told of themselves, and last of all the cluster's own record."""
+    for prefix in (layout.NODES, layout.NETWORKS, layout.RANK0, layout.BOOT):
+        bucket.delete([entry.key for entry in bucket.list(prefix)])
+    bucket.delete([layout.CLUSTER])

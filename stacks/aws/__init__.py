@@ -78,6 +78,12 @@ class Aws:
 
         return problems(outputs)
 
+    def zones(self, request: StackRequest) -> Sequence[str]:
+        """See ``cloud.OrdersZones``."""
+        from gpuctl.stacks.aws.zones import zones
+
+        return zones(request)
+
     def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
         """See ``cloud.FindsLeftovers``."""
         from gpuctl.stacks.aws.leaks import scan

@@ -1,0 +1,205 @@
+"""Rented machines on the command line: the plan, the question, and what is seen while a cloud does it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuctl.cli.options import parse_flag
+from gpuctl.cli.plan import MachineFlags, as_json, request_of, show
+from gpuctl.cli.settings import Settings
+from gpuctl.cli.terminal import confirm, count, out_json, say, styled
+from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.stacks.machines import CloudName
+from gpuctl.stacks.request import StackRequest
+
+if TYPE_CHECKING:
+    from gpuctl.stacks.engine import Progress
+    from gpuctl.stacks.known import KnownCluster
+    from gpuctl.stacks.rented import Rented, Terms
+
+WAIT_MINUTES = 10.0
+IDLE_MINUTES = 15.0
+STALL_MINUTES = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TermFlags:
+    """Those of ``gpuctl up`` that say how to go about it, as they were typed."""
+
+    wait: str | None = None
+    idle_minutes: str | None = None
+    stall_minutes: str | None = None
+    yes: bool = False
+    force: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+
+    def given(self) -> list[str]:
+        """Their names, of those that only clouds know."""
+        told: dict[str, object] = {
+            "--wait": self.wait,
+            "--idle-minutes": self.idle_minutes,
+            "--stall-minutes": self.stall_minutes,
+            "--yes": self.yes,
+            "--force": self.force,
+            "--dry-run": self.dry_run,
+            "-o json": self.as_json,
+        }
+        return [name for name, value in told.items() if value]
+
+
+def minutes(text: str) -> float:
+    """Of an option. Raises ``ValueError``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100_000:
+        raise ValueError("is not a number of minutes; use one such as 15")
+    return value
+
+
+def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags: TermFlags) -> KnownCluster | None:
+    """Plan, ask, make. ``None``: only the plan was wanted."""
+    wait = parse_flag("--wait", flags.wait, minutes)
+    idle = parse_flag("--idle-minutes", flags.idle_minutes, minutes)
+    stall = parse_flag("--stall-minutes", flags.stall_minutes, minutes)
+    if flags.as_json and not flags.dry_run:
+        raise BadInput("-o json prints the plan", "add --dry-run")
+    request = request_of(settings, provider, machines)
+    _plan(request, flags)
+    if flags.dry_run:
+        return None
+    _ask(flags)
+    from gpuctl.stacks.rented import Terms
+
+    terms = Terms(
+        zones=(),
+        wait_s=60 * (WAIT_MINUTES if wait is None else wait),
+        force=flags.force,
+        slots=settings.slots,
+        idle_minutes=IDLE_MINUTES if idle is None else idle,
+        stall_minutes=STALL_MINUTES if stall is None else stall,
+    )
+    request, terms = _in_order(request, terms, chosen=bool(machines.zone))
+    with renting() as rented:
+        return rented.up(request, terms)
+
+
+@contextmanager
+def renting() -> Iterator[Rented]:
+    """With everything that changes in the cloud shown on standard error."""
+    from gpuctl.stacks.engine import Engine
+    from gpuctl.stacks.rented import Rented
+
+    with _shown() as on_progress:
+        yield Rented(lambda cluster: Engine(cluster, on_progress=on_progress), say)
+
+
+def _plan(request: StackRequest, flags: TermFlags) -> None:
+    from gpuctl.stacks.planning import plan  # brings Pulumi
+
+    made = plan(request)
+    if flags.as_json:
+        out_json(as_json(made))
+    else:
+        show(made)
+    if made.errors:
+        raise BadInput(f"{count(len(made.errors), 'thing')} would stop this", made.errors[0].hint)
+
+
+def _ask(flags: TermFlags) -> None:
+    if flags.yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise BadInput("this costs money, and there is nobody to ask", "add -y if it is wanted")
+    if not confirm("Rent them?", unattended=False):
+        raise GpuctlError("nothing was rented", "answer y, or add -y")
+
+
+def _in_order(request: StackRequest, terms: Terms, *, chosen: bool) -> tuple[StackRequest, Terms]:
+    """The zones to try. The one that the user chose is the only one."""
+    from msgspec.structs import replace as with_
+
+    from gpuctl.stacks.cloud import OrdersZones, cloud
+
+    there = cloud(request.provider)
+    if chosen or not isinstance(there, OrdersZones):
+        return request, terms
+    zones = there.zones(request)
+    if not zones:
+        raise BadInput(f"there is no {request.type} in {request.region}", "take another --region or --type")
+    say(f"zones to try: {', '.join(zones)}")
+    return with_(request, zones=(zones[0],)), _with_zones(terms, tuple(zones[1:]))
+
+
+def _with_zones(terms: Terms, zones: tuple[str, ...]) -> Terms:
+    from dataclasses import replace
+
+    return replace(terms, zones=zones)
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Progress], None]]:
+    """A table that lives on a terminal; elsewhere a line for each resource that is done or has failed."""
+    if not sys.stderr.isatty():
+        yield lambda step: say(_line(step)) if step.state != "running" else None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    table = _Table()
+    # say() prints above the table: rich takes what goes to standard error while it is live.
+    with Live(console=Console(stderr=True, highlight=False), get_renderable=table.lines, refresh_per_second=4) as live:
+        del live
+        yield table.take
+
+
+class _Table:
+    """What is at work, and how much is done."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], tuple[Progress, float]] = {}
+        self._done: Counter[str] = Counter()
+        self._failed: list[Progress] = []
+
+    def take(self, step: Progress) -> None:
+        place = (step.type, step.name)
+        if step.state == "running":
+            self._running[place] = (step, time.monotonic())
+            return
+        self._running.pop(place, None)
+        if step.state == "done":
+            self._done[step.operation] += 1
+        else:
+            self._failed.append(step)
+
+    def lines(self) -> Any:
+        from rich.text import Text
+
+        now = time.monotonic()
+        told = [_line(step) for step in list(self._failed)]
+        told += [f"{_line(step)} … {now - since:.0f} s" for step, since in list(self._running.values())]
+        if self._done:
+            told.append(", ".join(f"{many} {_PAST.get(verb, verb)}" for verb, many in sorted(self._done.items())))
+        return Text.from_ansi("\n".join(told))
+
+
+_PAST = {"create": "created", "update": "updated", "delete": "deleted", "refresh": "read", "replace": "replaced"}
+
+
+def _line(step: Progress) -> str:
+    kind = step.type.rpartition(":")[2]
+    if step.state == "failed":
+        return styled(f"{step.operation} {kind} {step.name} failed: {step.error}", "red", sys.stderr)
+    verb = _PAST.get(step.operation, step.operation) if step.state == "done" else step.operation
+    return f"{verb} {kind} {step.name}"

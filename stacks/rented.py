@@ -1,0 +1,305 @@
+"""Clusters of rented machines: made, changed, mended and taken away, on whichever cloud.
+
+``engine`` changes what Pulumi declares; what is not Pulumi's is here: gpuctl in the bucket before the first machine,
+the number of machines, the next zone where one gives none, and the proof that nothing is left.
+
+::
+
+    <state>/pulumi/<cluster>/request.json    StackRequest of the last ``up``, for this user alone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from gpuctl.bootstrap import user_data
+from gpuctl.bootstrap.node_spec import NodeSpec, Promise
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import Bucket, open_bucket, probe
+from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
+from gpuctl.cluster.records import ClusterSpec, Promised, decode, encode
+from gpuctl.stacks import package
+from gpuctl.stacks.arrivals import Arrivals, NoCapacity, Wanted
+from gpuctl.stacks.cloud import FindsLeftovers, Resizes, cloud
+from gpuctl.stacks.failures import Failure, StackFailed
+from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir
+from gpuctl.stacks.machines import MachineType, catalog
+from gpuctl.stacks.passphrase import private_folder
+from gpuctl.stacks.provider import Say, forget_nodes
+from gpuctl.stacks.request import StackRequest
+
+HEARTBEAT_S = 1.0
+LEASE_S = 6.0
+_LATE_S = (10.0, 20.0, 40.0, 80.0, 160.0)
+"""Between tries to destroy: a placement group goes after its machines have, a network after its cards have."""
+_BUCKET_S = 120.0
+"""A new bucket, and the right to write to it, take a while to be known everywhere."""
+
+
+class Changes(Protocol):
+    """What ``engine.Engine`` does for this module."""
+
+    def up(self, request: StackRequest, *, force: bool = False) -> dict[str, Any]: ...
+    def refresh(self, *, force: bool = False) -> None: ...
+    def destroy(self, *, force: bool = False) -> None: ...
+    def outputs(self) -> dict[str, Any]: ...
+    def resources(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What ``gpuctl up`` was told besides what machines to rent."""
+
+    zones: tuple[str, ...]
+    """To try, in this order; the one in the request is not among them."""
+    wait_s: float
+    """For machines, in each zone."""
+    force: bool = False
+    slots: int | None = None
+    idle_minutes: float = 15.0
+    stall_minutes: float = 30.0
+
+
+class Rented:
+    """Of one cloud."""
+
+    def __init__(
+        self,
+        engine: Callable[[str], Changes],
+        say: Say,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``engine`` gives that of a cluster by its name."""
+        self._engine = engine
+        self._say = say
+        self._pause = pause
+        self._now = now
+
+    def up(self, request: StackRequest, terms: Terms) -> KnownCluster:
+        """Make the cluster, or what is missing of it, in the first zone that gives enough machines.
+
+        A cluster whose machines run stays in its zone. Raises ``GpuctlError``; what is there then is known to the
+        stack, so that the next ``up`` goes on from it and ``down`` removes it.
+        """
+        there = _resizing(request.provider)
+        request = msgspec.structs.replace(request, account=request.account or there.account(request.region))
+        engine = self._engine(request.cluster)
+        zones = [request.zones, *((zone,) for zone in terms.zones)]
+        if (home := _zones_in_use(there, engine)) is not None:
+            zones = [home]
+        for number, zone in enumerate(zones):
+            here = msgspec.structs.replace(request, zones=zone)
+            try:
+                return self._up_in(here, terms, there, engine)
+            except NoCapacity as error:
+                if number + 1 == len(zones):
+                    hint = "wait longer (--wait), name another --zone or --type, or --on-demand"
+                    raise NoCapacity(error.message, hint) from error
+                self._say(f"{_place(here)}: {error.message}")
+                self._say(f"giving up {_place(here)}, next is {', '.join(zones[number + 1])}")
+                self._clear(here, engine, there, terms.force)
+        raise AssertionError("no zone was tried")
+
+    def down(self, request: StackRequest, *, force: bool = False) -> list[str]:
+        """Take everything away but the bucket, then look by tag, whatever Pulumi's state knows. Names what is left."""
+        there = cloud(request.provider)
+        try:
+            self._destroy(self._engine(request.cluster), force)
+        except StackFailed as failed:
+            # Nothing that Pulumi knows of; the cloud may know of something.
+            if failed.kind is not Failure.NO_STACK:
+                raise
+            self._say(failed.message)
+        if not isinstance(there, FindsLeftovers):
+            raise GpuctlError(f"gpuctl cannot look for what is left on {request.provider} yet")
+        scan = there.leftovers([request.region], request.cluster)
+        left = [
+            f"{one.kind} {one.id} in {one.region or request.provider}"
+            + (f", ${one.usd_per_hour:.4g}/h" if one.usd_per_hour else "")
+            for one in scan.found
+        ]
+        left += [f"not seen: {line}" for line in scan.unseen]
+        if not left:
+            _forget(request)
+        return left
+
+    def repair(self, request: StackRequest, terms: Terms) -> KnownCluster:
+        """Have the cloud's own view in the state, then everything that is missing again, machines too."""
+        engine = self._engine(request.cluster)
+        engine.refresh(force=terms.force)
+        return self.up(request, terms)
+
+    def _up_in(self, request: StackRequest, terms: Terms, there: Resizes, engine: Changes) -> KnownCluster:
+        """In the one zone of ``request``."""
+        machine = catalog().type(request.type, request.provider)
+        built = package.build(("train",))
+        url = request.bucket_url()
+        told = node_spec(request, machine, built.package, terms)
+        request = msgspec.structs.replace(request, user_data=user_data.render(told), bucket=_kept(request, engine))
+        known = KnownCluster(name=request.cluster, provider=request.provider, bucket=url, created_at=time.time())
+        note(request)
+        remember(known)
+        outputs = engine.up(request, force=terms.force)
+        bucket = self._opened(str(outputs["bucket"]))
+        package.send(bucket, built)
+        _agree(bucket, _cluster_spec(request, machine, terms))
+        there.resize(outputs, request.nodes_max)
+        self._say(f"{_place(request)}: asked for {request.nodes_max} x {request.type}")
+        wanted = Wanted(max(1, request.nodes_min), request.nodes_max, terms.wait_s)
+        arrivals = Arrivals(there, outputs, bucket, self._say, now=self._now, pause=self._pause)
+        arrivals.wait(wanted)
+        return known
+
+    def _clear(self, request: StackRequest, engine: Changes, there: Resizes, force: bool) -> None:
+        """No machine of a zone that was given up comes after all."""
+        there.resize(engine.outputs(), 0)
+        self._destroy(engine, force)
+        self._say(f"{_place(request)} is cleared")
+
+    def _destroy(self, engine: Changes, force: bool) -> None:
+        for late_s in _LATE_S:
+            try:
+                engine.destroy(force=force)
+                return
+            except StackFailed as failed:
+                if failed.kind is not Failure.RESOURCE:
+                    raise
+                self._say(f"not yet: {failed.message}; trying again in {late_s:.0f} s")
+            self._pause(late_s)
+        engine.destroy(force=force)
+
+    def _opened(self, url: str) -> Bucket:
+        bucket = open_bucket(url)
+        until = self._now() + _BUCKET_S
+        while True:
+            try:
+                probe(bucket)
+                return bucket
+            except (StoreError, StoreUnavailable):
+                if self._now() >= until:
+                    raise
+            self._pause(2.0)
+
+
+def node_spec(request: StackRequest, machine: MachineType, wanted: Any, terms: Terms) -> NodeSpec:
+    """What the machines of ``request`` are told."""
+    return NodeSpec(
+        cluster=request.cluster,
+        provider=request.provider,
+        bucket=request.bucket_url(),
+        package=wanted,
+        promise=Promise(
+            gpus=machine.gpus,
+            gpu_memory_gb=machine.gpu_memory_gb,
+            fabric=machine.fabric,
+            fabric_cards=machine.fabric_cards,
+        ),
+        region=request.region,
+        idle_minutes=terms.idle_minutes,
+        stall_minutes=terms.stall_minutes,
+    )
+
+
+def note(request: StackRequest) -> None:
+    path = _note(request.cluster)
+    partial = path.with_suffix(".partial")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(request))
+    partial.replace(path)
+
+
+def noted(cluster: str) -> StackRequest:
+    """What ``up`` was asked for last. Raises ``BadInput`` if this user never asked for one of that name."""
+    path = _note(cluster)
+    if not path.exists():
+        raise BadInput(f"{cluster} was not made on this machine", "go to the one that its Pulumi state is on")
+    return decode(path.read_bytes(), StackRequest, str(path))
+
+
+def _forget(request: StackRequest) -> None:
+    """Nothing of the cluster is left but its bucket, and there nothing but what jobs have left."""
+    with contextlib.suppress(StoreError, StoreUnavailable):  # it may never have come to be
+        forget_nodes(open_bucket(request.bucket_url()))
+    _note(request.cluster).unlink(missing_ok=True)
+    forget(request.cluster)
+
+
+def _note(cluster: str) -> Path:
+    return private_folder(state_dir() / "pulumi" / cluster) / "request.json"
+
+
+def _resizing(provider: str) -> Resizes:
+    there = cloud(provider)
+    if not isinstance(there, Resizes):
+        raise BadInput(f"gpuctl cannot create machines on {provider} yet", "add --dry-run to see what it would create")
+    return there
+
+
+def _zones_in_use(there: Resizes, engine: Changes) -> tuple[str, ...] | None:
+    """Of machines that there are: they stay where they are."""
+    try:
+        outputs: Mapping[str, Any] = engine.outputs()
+        return tuple(outputs["zones"]) if there.size(outputs).names else None
+    except StackFailed as failed:
+        if failed.kind is Failure.NO_STACK:
+            return None
+        raise
+    except (GpuctlError, KeyError):  # half made: no group yet, or none any more
+        return None
+
+
+def _kept(request: StackRequest, engine: Changes) -> str:
+    """The URL of the bucket that an earlier cluster of this name has left, for the program to use and not to make."""
+    if request.bucket:
+        return request.bucket
+    try:
+        if any(line.rpartition(" ")[0].endswith((":Bucket", ":BlobContainer")) for line in engine.resources()):
+            return ""  # the stack's own
+    except StackFailed as failed:
+        if failed.kind is not Failure.NO_STACK:
+            raise
+    try:
+        open_bucket(request.bucket_url(), patience_s=0.0).get(layout.CLUSTER)
+    except (StoreError, StoreUnavailable):
+        return ""
+    return request.bucket_url()
+
+
+def _agree(bucket: Bucket, asked: ClusterSpec) -> None:
+    """The cluster's record as ``asked``, but for the secret that its nodes share already."""
+    if bucket.create(layout.CLUSTER, encode(asked)):
+        return
+    there = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+    bucket.put(layout.CLUSTER, encode(msgspec.structs.replace(asked, token=there.token, created_at=there.created_at)))
+
+
+def _cluster_spec(request: StackRequest, machine: MachineType, terms: Terms) -> ClusterSpec:
+    return ClusterSpec(
+        name=request.cluster,
+        provider=request.provider,
+        nodes_min=request.nodes_min,
+        nodes_max=request.nodes_max,
+        slots=terms.slots or machine.gpus or None,
+        heartbeat_s=HEARTBEAT_S,
+        lease_s=LEASE_S,
+        idle_minutes=terms.idle_minutes,
+        stall_minutes=terms.stall_minutes,
+        promised=Promised(network_gbps=machine.network_gbps, fabric=machine.fabric, fabric_cards=machine.fabric_cards),
+        token=secrets.token_hex(16),
+        created_at=time.time(),
+    )
+
+
+def _place(request: StackRequest) -> str:
+    return ", ".join(request.zones) or request.region
