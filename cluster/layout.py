@@ -21,7 +21,7 @@
     jobs/<job>/tensorboard/<round>-<node>/…    event files
     jobs/<job>/checkpoints/ledger/<version>    ledger of CheckpointLog
     jobs/<job>/checkpoints/<step>-r<round>…/…  their parts and manifests
-    jobs/<job>/verification.json               Verification: what ``gpuctl verify`` found
+    jobs/<job>/verification/<round>.json       Verification: what ``gpuctl verify`` found
     jobs/<job>/files/ledger/<version>          ledger of FileLog: what scripts wrote under $GPUCTL_CHECKPOINT_DIR
     jobs/<job>/files/blobs/<sha256>-r<round>…  the content of those files
 """
@@ -70,8 +70,8 @@ def job_spec(job: str) -> str:
     return f"{JOBS}/{job}/spec.json"
 
 
-def verification(job: str) -> str:
-    return f"{JOBS}/{job}/verification.json"
+def verification(job: str, number: int) -> str:
+    return f"{JOBS}/{job}/verification/{number:06d}.json"
 
 
 def cancel(job: str) -> str:
