@@ -91,8 +91,9 @@ class Watcher:
     def stop(self) -> None:
         """The node is leaving: whatever it had to save is saved. Azure is told that it may take the machine now."""
         self._ended.set()
-        if self._word and self._word.event:
-            request = {"StartRequests": [{"EventId": self._word.event}]}
+        word, self._word = self._word, None
+        if word and word.event:
+            request = {"StartRequests": [{"EventId": word.event}]}
             try:
                 Metadata(self._metadata.provider, endpoint=self._metadata.endpoint).post(AZURE_EVENTS, request)
             except (OSError, HTTPException) as error:

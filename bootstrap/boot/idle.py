@@ -75,14 +75,16 @@ class Idle:
         cores = (cpu_s - self._cpu_s) / gap if gap else 0.0
         worked, self._touched = touched != self._touched, touched
         self._cpu_s = cpu_s
+        if first:
+            return "the watch begins"
         if sessions(self._root):
             return "somebody is logged in"
         if not booted:
             return "" if self._boot_s >= BOOT_S else "it boots"
-        if first or worked:
+        if worked:
             return "a job is here"
         if cores >= BUSY_CORES:
-            return f"{cores:.1f} cores work"
+            return f"the CPUs work: {cores:.1f} cores"
         load = self._gpu_load()
         return f"a GPU works: {load:g} %" if load >= BUSY_GPU else ""
 
@@ -95,13 +97,14 @@ def watch(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     take_away: Callable[[Mapping[str, Any], Metadata, str], object] = leave,
+    gpu_load: Callable[[], float] | None = None,
 ) -> None:
     """Does not return, but where there is nothing to watch: 0 minutes, or a machine of ``ssh``."""
     minutes = spec["idle_minutes"]
     if not minutes or spec["provider"] == "ssh":
         return
     _prepare(root, metadata)
-    idle, said = Idle(root, 60 * minutes), ""
+    idle, said = Idle(root, 60 * minutes, gpu_load), ""
     while True:
         why = idle.look(monotonic())
         if why.partition(":")[0] != said:
@@ -110,8 +113,7 @@ def watch(
         reason = f"idle for {minutes:g} minutes"
         if idle.is_over() and (claim(root, reason) or idle.claim_is_stale()):
             take_away(spec, metadata, reason)
-            idle = Idle(root, 60 * minutes)
-            idle.every_s = min(EVERY_S, 15 * minutes)
+            idle = Idle(root, 60 * minutes, gpu_load)
         sleep(idle.every_s)
 
 

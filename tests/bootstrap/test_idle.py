@@ -1,0 +1,271 @@
+"""When a machine counts as idle, on a machine made of files: a folder with what its kernel and its agent would tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuctl.bootstrap.boot.idle import BOOT_S, CLAIM_S, EVERY_S, cpu_seconds, sessions, watch
+from gpuctl.bootstrap.boot.leave import claim
+from gpuctl.bootstrap.boot.metadata import Metadata
+from tests.metadata import Service
+
+MINUTE_S = 60.0
+
+
+class Bare:
+    """A machine. ``run`` is its idle watch under a clock of its own; ``happens`` is called before each look."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.now = 1000.0
+        self.load = 0.0
+        self.cores = 0.0
+        self.ticks = 0.0
+        self.left: list[tuple[float, str]] = []
+        self.end_s = 2 * 3600.0
+        self.sleeps_s: dict[float, float] = {}
+        """Moment to the length of a sleep of the machine that begins then."""
+        self.happens: Callable[[float], object] = lambda _: None
+        """What a test changes: ``minutes`` since the watch began."""
+        (root / "run/gpuctl").mkdir(parents=True)
+        (root / "proc/1").mkdir(parents=True)
+        self.booted()
+
+    def booted(self) -> None:
+        marker = self.root / "var/lib/gpuctl/boot/agent.done"
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+
+    def hangs_in_boot(self) -> None:
+        (self.root / "var/lib/gpuctl/boot/agent.done").unlink()
+
+    def log_in(self, title: str = "sshd: ubuntu@pts/0") -> None:
+        (self.root / "proc/77").mkdir(exist_ok=True)
+        (self.root / "proc/77/cmdline").write_bytes(title.encode() + b"\0" * 9)
+
+    def log_out(self) -> None:
+        (self.root / "proc/77/cmdline").unlink(missing_ok=True)
+
+    def touch_busy(self) -> None:
+        busy = self.root / "run/gpuctl/busy"
+        busy.touch()
+        os.utime(busy, ns=(0, int(self.now * 1e9)))
+
+    def run(self, minutes: float = 15, provider: str = "aws") -> list[tuple[float, str]]:
+        """Minutes at which it left, and why."""
+        self._began = self.now
+        self._count()
+        with contextlib.suppress(StopIteration):
+            watch(
+                self.root,
+                {"provider": provider, "idle_minutes": minutes},
+                Metadata("ssh"),
+                monotonic=lambda: self.now,
+                sleep=self._sleep,
+                take_away=lambda _spec, _metadata, why: self.left.append(((self.now - self._began) / MINUTE_S, why)),
+                gpu_load=lambda: self.load,
+            )
+        return self.left
+
+    def _sleep(self, seconds: float) -> None:
+        self.ticks += self.cores * seconds * 100
+        self.now += seconds + self.sleeps_s.pop(self.now - self._began, 0.0)
+        if self.now - self._began > self.end_s:
+            raise StopIteration
+        self.happens((self.now - self._began) / MINUTE_S)
+        self._count()
+
+    def _count(self) -> None:
+        stat = f"1 (a (b) c) S 0 1 1 0 -1 4194560 1 1 1 1 {int(self.ticks)} 0 0 0 20 0 1 0 5\n"
+        (self.root / "proc/1/stat").write_text(stat)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Bare:
+    return Bare(tmp_path)
+
+
+def test_a_machine_to_which_no_job_comes_leaves_after_the_minutes_it_was_given(bare: Bare) -> None:
+    ((after, why),) = bare.run(minutes=15)[:1]
+    assert after == pytest.approx(15, abs=0.6) and why == "idle for 15 minutes"
+    assert (bare.root / "run/gpuctl/leaving").read_text() == why
+
+
+@pytest.mark.parametrize("how", ["job", "login", "gpu", "cpu"])
+def test_whatever_is_done_on_it_keeps_a_machine_until_it_is_over(bare: Bare, how: str) -> None:
+    def happens(minutes: float) -> None:
+        works = minutes < 40
+        if how == "job" and works:
+            bare.touch_busy()
+        elif how == "login":
+            bare.log_in() if works else bare.log_out()
+        elif how == "gpu":
+            bare.load = 30.0 if works else 1.0
+        elif how == "cpu":
+            bare.cores = 1.0 if works else 0.1
+
+    bare.happens = happens
+    ((after, _),) = bare.run()[:1]
+    assert after == pytest.approx(55, abs=0.6)
+
+
+def test_work_in_between_starts_the_count_anew(bare: Bare) -> None:
+    bare.happens = lambda minutes: bare.touch_busy() if minutes % 10 == 0 else None
+    assert bare.run() == []
+
+
+@pytest.mark.parametrize(
+    ("title", "counts"),
+    [
+        ("sshd: ubuntu@pts/0", True),
+        ("sshd: root@notty", True),
+        ("sshd-session: ubuntu@pts/3", True),
+        ("sshd: [accepted]", False),
+        ("sshd: ubuntu [priv]", False),
+        ("sshd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups", False),
+        ("vim notes-on-sshd: a@b", False),
+    ],
+)
+def test_a_login_is_told_from_somebody_who_only_knocks(bare: Bare, title: str, counts: bool) -> None:
+    bare.log_in(title)
+    assert sessions(bare.root) == counts
+
+
+def test_a_machine_that_sleeps_is_not_idle_for_that_long(bare: Bare) -> None:
+    bare.sleeps_s = {MINUTE_S: 3600.0}
+    ((after, _),) = bare.run()[:1]
+    assert after == pytest.approx(75, abs=0.8)
+
+
+def test_the_time_of_day_does_not_matter(bare: Bare) -> None:
+    """The agent touches its file with a clock that was set back by years."""
+
+    def happens(minutes: float) -> None:
+        busy = bare.root / "run/gpuctl/busy"
+        busy.touch()
+        os.utime(busy, ns=(0, int(1e9 * (1e6 - minutes))))
+
+    bare.happens = happens
+    assert bare.run() == []
+
+
+def test_a_boot_keeps_a_machine_and_one_that_hangs_does_not(bare: Bare) -> None:
+    bare.hangs_in_boot()
+    bare.cores = 4.0  # whatever it is that loops
+    ((after, _),) = bare.run()[:1]
+    assert after == pytest.approx(BOOT_S / 60 + 15, abs=0.8)
+
+
+def test_who_looks_into_a_boot_that_hangs_is_not_thrown_out(bare: Bare) -> None:
+    bare.hangs_in_boot()
+    bare.log_in()
+    assert bare.run() == []
+
+
+def test_a_machine_that_is_taken_already_is_left_alone(bare: Bare) -> None:
+    assert claim(bare.root, "aws: terminate")
+    bare.end_s = CLAIM_S - 2 * EVERY_S
+    assert bare.run(minutes=2) == []
+
+
+def test_a_claim_that_came_to_nothing_does_not_keep_a_machine_for_ever(bare: Bare) -> None:
+    assert claim(bare.root, "aws: terminate")
+    ((after, why),) = bare.run(minutes=2)[:1]
+    assert after == pytest.approx(CLAIM_S / 60, abs=0.8) and why == "idle for 2 minutes"
+
+
+def test_a_machine_that_is_still_there_after_it_has_left_tries_again(bare: Bare) -> None:
+    first, second, *_ = bare.run(minutes=2)
+    assert second[0] - first[0] == pytest.approx(CLAIM_S / 60, abs=0.8)
+
+
+@pytest.mark.parametrize(("minutes", "provider"), [(0, "aws"), (15, "ssh")])
+def test_who_wants_no_watch_and_who_owns_the_machine_has_none(bare: Bare, minutes: float, provider: str) -> None:
+    assert bare.run(minutes, provider) == [] and bare.now == 1000.0
+
+
+def test_azures_notices_are_warmed_up_at_boot(bare: Bare) -> None:
+    with Service("azure").running() as service:
+        with pytest.raises(StopIteration):
+            watch(
+                bare.root,
+                {"provider": "azure", "idle_minutes": 15},
+                Metadata("azure", endpoint=service.url),
+                sleep=_stop,
+            )
+        service.await_(lambda: any("scheduledevents" in asked for asked in service.seen))
+
+
+def _stop(_: float) -> None:
+    raise StopIteration
+
+
+def test_the_cpu_time_of_this_very_machine_grows_with_work() -> None:
+    before = cpu_seconds(Path("/"))
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    assert cpu_seconds(Path("/")) - before > 0.2
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[int]:
+    """Port of a real sshd that lets ``key`` in."""
+    program = Path("/usr/sbin/sshd")
+    if not program.exists() or os.geteuid() != 0:
+        pytest.skip("needs sshd, and root to run it")
+    for name in ("host", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+    (tmp_path / "key.pub").rename(tmp_path / "authorized")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = int(held.getsockname()[1])
+    options = [
+        f"ListenAddress=127.0.0.1:{port}",
+        f"HostKey={tmp_path}/host",
+        f"AuthorizedKeysFile={tmp_path}/authorized",
+    ]
+    options += ["StrictModes=no", "UsePAM=no", "PidFile=none", "PermitRootLogin=yes"]
+    flags = [flag for option in options for flag in ("-o", option)]
+    server = subprocess.Popen([str(program), "-D", "-e", "-f", "/dev/null", *flags], stderr=subprocess.DEVNULL)
+    try:
+        yield port
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def test_a_real_login_counts_and_only_while_it_lasts(sshd: int, tmp_path: Path) -> None:
+    before = sessions(Path("/"))
+    options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectionAttempts=20"]
+    flags = [flag for option in options for flag in ("-o", option)]
+    command = [
+        "ssh",
+        "-F",
+        "none",
+        "-i",
+        str(tmp_path / "key"),
+        "-p",
+        str(sshd),
+        *flags,
+        "root@127.0.0.1",
+        "echo in; cat",
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as login:
+        assert login.stdin and login.stdout
+        assert login.stdout.readline() == "in\n"
+        assert sessions(Path("/")) == before + 1
+        login.stdin.close()
+        login.wait(20)
+    deadline = time.monotonic() + 10
+    while sessions(Path("/")) != before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
