@@ -6,11 +6,12 @@ NCCL goes over TCP between them. The image brings the drivers; nothing else need
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuctl.stacks.cloud import Extra
-from gpuctl.stacks.machines import MachineType
+from gpuctl.stacks.cloud import Check, Extra, GroupSize, Scan
+from gpuctl.stacks.machines import MachineType, Price
 from gpuctl.stacks.request import StackRequest
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
 """Standard, static, as scale sets have them; not looked up: see azure.microsoft.com/pricing/details/ip-addresses."""
+_OF_CLUSTER = re.compile(r"of the gpuctl cluster ([a-z][a-z0-9-]*)")
 
 
 class Azure:
@@ -64,6 +66,51 @@ class Azure:
         del machine
         return [Extra("public addresses", PUBLIC_ADDRESS_USD_PER_HOUR * request.nodes_max)]
 
+    def account(self, region: str) -> str:
+        """See ``cloud.Resizes``. A subscription is in no region."""
+        del region
+        from gpuctl.stacks.azure.account import connecting, who
+
+        account = connecting()
+        who(account)
+        return account.subscription
+
+    def size(self, outputs: Mapping[str, object]) -> GroupSize:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.azure.size import size
+
+        return size(outputs)
+
+    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.azure.size import resize
+
+        resize(outputs, nodes)
+
+    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
+        """See ``cloud.Resizes``."""
+        from gpuctl.stacks.azure.size import problems
+
+        return problems(outputs)
+
+    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
+        """See ``cloud.FindsLeftovers``."""
+        from gpuctl.stacks.azure.leaks import scan
+
+        return scan(regions, cluster)
+
+    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
+        """See ``cloud.ChecksAccount``."""
+        from gpuctl.stacks.azure.checks import checks
+
+        return checks(request, machine)
+
+    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
+        """See ``cloud.TellsSpotPrices``. Nobody need log in for them."""
+        from gpuctl.stacks.azure.offers import spot_prices
+
+        return spot_prices(regions)
+
 
 def resource_group(request: StackRequest) -> str:
     """Where all is that ``down`` takes away."""
@@ -72,7 +119,23 @@ def resource_group(request: StackRequest) -> str:
 
 def kept_resource_group(request: StackRequest) -> str:
     """Where the bucket is: to delete a resource group is to delete all that is in it."""
-    return f"{request.named(80)}-kept"
+    return kept_group(request.cluster)
+
+
+def kept_group(cluster: str) -> str:
+    """Its name, by which ``leaks`` knows it; a cluster's tag is on it like on all else."""
+    return f"gpuctl-{cluster}-kept"
+
+
+def of_cluster(cluster: str) -> str:
+    """What a role and what a node is given say of whom they are for: they take no tags."""
+    return f"of the gpuctl cluster {cluster}"
+
+
+def whose(text: str) -> str:
+    """The cluster in words with ``of_cluster`` in them; empty: there is none."""
+    found = _OF_CLUSTER.search(text)
+    return found.group(1) if found else ""
 
 
 def subscription(request: StackRequest, parent: pulumi.Resource) -> pulumi.Input[str]:

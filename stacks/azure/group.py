@@ -1,8 +1,8 @@
 """The machines: a Uniform scale set, which tries to restore those that are taken.
 
-Nothing here waits for machines, and nothing fights their number. A new set is empty: ``up`` asks for machines once all of
-this exists and what they fetch lies in the bucket, and a node that was idle shrinks the set itself. What the set does
-not restore, ``repair`` does.
+Nothing here waits for machines, and nothing fights their number. A new set is empty: ``up`` asks for machines once all
+of this exists and what they fetch lies in the bucket, and a node that was idle shrinks the set itself. What the set
+does not restore, ``repair`` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pulumi
 import pulumi_azure_native as azure
 
 from gpuctl.cluster.errors import BadInput
-from gpuctl.stacks.azure import resource_group, subscription
+from gpuctl.stacks.azure import of_cluster, resource_group, subscription
 from gpuctl.stacks.azure.identity import Identity
 from gpuctl.stacks.azure.network import Network
 from gpuctl.stacks.machines import MachineType
@@ -123,7 +123,7 @@ class Group(pulumi.ComponentResource):
         )
         role = azure.authorization.RoleDefinition(
             self._request.cluster,
-            role_name=f"leave the scale set of the gpuctl cluster {self._request.cluster} ({self._request.mark()})",
+            role_name=f"leave the scale set {of_cluster(self._request.cluster)} ({self._request.mark()})",
             description="Nodes take themselves out when they are idle",
             role_type="CustomRole",
             scope=home,
@@ -137,6 +137,7 @@ class Group(pulumi.ComponentResource):
             role_definition_id=role.id,
             principal_id=identity.principal,
             principal_type=azure.authorization.PrincipalType.SERVICE_PRINCIPAL,
+            description=f"nodes {of_cluster(self._request.cluster)} leave it",
             opts=self._inside,
         )
 

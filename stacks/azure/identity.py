@@ -6,7 +6,7 @@ from __future__ import annotations
 import pulumi
 import pulumi_azure_native as azure
 
-from gpuctl.stacks.azure import resource_group
+from gpuctl.stacks.azure import of_cluster, resource_group
 from gpuctl.stacks.azure.storage import Storage
 from gpuctl.stacks.request import StackRequest
 
@@ -32,6 +32,7 @@ class Identity(pulumi.ComponentResource):
             role_definition_id=storage.role,
             principal_id=self.principal,
             principal_type=azure.authorization.PrincipalType.SERVICE_PRINCIPAL,
+            description=f"nodes {of_cluster(request.cluster)} read and write its objects",
             opts=inside,
         )
         self.register_outputs({"id": self.id})
