@@ -3,7 +3,8 @@
 It sends a heartbeat, mingles, and does what the newest round of each job says. All decisions are in ``cluster``; all it
 knows of the job is ``Run``. Its threads: this loop; the heartbeat; ``Peers``; the interpreter's; a shipper per run.
 
-SIGTERM is a notice: the node will be taken. The agent tells rank 0, has its workers drained, and leaves.
+A notice says that the node will be taken: SIGTERM, or the cloud's own (``notices``). The agent tells rank 0, has its
+workers drained, and leaves.
 """
 
 from __future__ import annotations
@@ -22,20 +23,25 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuctl import __version__
+from gpuctl.bootstrap.boot.metadata import Metadata
 from gpuctl.bootstrap.devices import found_devices
 from gpuctl.bootstrap.folder import Folder
 from gpuctl.bootstrap.heartbeat import Heartbeat
 from gpuctl.bootstrap.identity import Identity
 from gpuctl.bootstrap.interpreter import Interpreter
 from gpuctl.bootstrap.mirror import Mirror
+from gpuctl.bootstrap.notices import CLOUDS, Watcher
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.bootstrap.reachability import Reachability
 from gpuctl.bootstrap.run import Run
 from gpuctl.bootstrap.runtime import Containers
 from gpuctl.bootstrap.shipping import Shipper
+from gpuctl.bootstrap.stall import StallWatch
 from gpuctl.bootstrap.tier_server import TierServer
+from gpuctl.bootstrap.traces import Traces
 from gpuctl.bootstrap.workspace import JobWorkspace
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
@@ -46,11 +52,17 @@ from gpuctl.cluster.peers import Peers
 from gpuctl.cluster.records import ClusterSpec, NodeExit, NodeRecord, Notice, Round, decode, encode
 from gpuctl.cluster.worker import WorkerContext
 
+SIGTERM = "SIGTERM"
+"""Source of a notice that nobody but the system, or a person, gave: the machine itself may stay."""
+_MOST_WAIT_S = 30 * 60.0
+"""For nodes that a job lacks, while which a machine does not count as idle."""
+
 
 @dataclass(slots=True)
 class _Active:
     run: Run
     shipper: Shipper
+    stall: StallWatch
     reported: bool = False
 
 
@@ -71,6 +83,10 @@ class Agent:
         self._interpreter: Interpreter | None = None
         self._notice: Notice | None = None
         self._leave_by: float | None = None
+        self._heard = False
+        self._risk = ""
+        self._traces = Traces(identity)
+        self._waiting_since: float | None = None
         self._active: _Active | None = None
         self._unsent: list[NodeExit] = []
         self._workspaces: dict[str, JobWorkspace] = {}
@@ -81,8 +97,7 @@ class Agent:
         self._preparing = 0
         self._ticked_at = self._clock.monotonic()
         self._told_rank0: tuple[str, int] | None = None
-        env = {**os.environ, **identity.env}
-        self._containers = Containers(folder, env, bool(self._devices), _say, self._wake.set)
+        self._containers = Containers(folder, identity.env, os.environ, bool(self._devices), _say, self._wake.set)
         self._ports = PortPool(identity.address)
         self._peers = Peers(self._clock, token=self._spec.token, silent_s=self._spec.lease_s, on_news=self._wake.set)
         self._port = self._peers.start(identity.address)
@@ -121,15 +136,22 @@ class Agent:
     def notice(self, lead_s: float, source: str) -> None:
         """The node will be taken in ``lead_s`` seconds. Safe in a signal handler; the first word counts."""
         if self._notice is None:
-            self._notice = Notice(lead_s=lead_s, at=self._clock.time(), source=source)
             self._leave_by = self._clock.monotonic() + lead_s
+            self._notice = Notice(lead_s=lead_s, at=self._clock.time(), source=source)
             self._wake.set()
+
+    def at_risk(self, words: str) -> None:
+        """The cloud thinks that the node may be taken: shown, and no more. Empty: not any longer."""
+        self._risk = words
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         assert self._interpreter is not None
         self._interpreter.keep()
+        self._show_busy()
+        if self._notice is not None and not self._heard:
+            self._hear(self._notice)
         if self._notice is not None and not self._heartbeat.told_of_notice:
             self._tell()
         decided = self._mingle.tick()
@@ -142,6 +164,12 @@ class Agent:
         self._prepare_jobs()
         self._clear_tiers()
         self._write_rank0()
+
+    def _hear(self, notice: Notice) -> None:
+        self._heard = True
+        _say(f"this node will be taken in {notice.lead_s:.0f} s ({notice.source})")
+        if notice.source != SIGTERM:
+            self._traces.claim(notice.source)
 
     def _tell(self) -> None:
         """What is new here, to all who should look."""
@@ -188,8 +216,10 @@ class Agent:
         folder = self._file_folders.setdefault(round_.job, Folder(context.checkpoint_dir))
         mirror = Mirror(self._file_store, folder, round_, rank, self._clock, _say)
         run = Run(round_, rank, workspace, context, mirror, self._clock, self._wake.set, self._spec.token)
-        self._active = _Active(run, Shipper(self._store, run, self._clock))
+        stall = StallWatch(run, 60 * self._spec.stall_minutes, self._clock, self._wake.set, _say)
+        self._active = _Active(run, Shipper(self._store, run, self._clock), stall)
         run.start(self._interpreter, self._containers, self._ports, self._base_env)
+        stall.start()
 
     def _report(self) -> None:
         """Send the exit of a run that ended, its last words before it."""
@@ -198,7 +228,7 @@ class Agent:
             active.reported = True
             if active.run.exit.status != "stopped":
                 active.shipper.finish()
-            self._unsent.append(active.run.exit)
+            self._unsent.append(self._with_notice(active.run.exit))
         while self._unsent:
             node_exit = self._unsent[0]
             key = layout.node_exit(node_exit.job, node_exit.round, node_exit.node)
@@ -209,9 +239,24 @@ class Agent:
             self._wake.set()  # if this is rank 0 itself, it has something to decide
 
     def _finish(self, active: _Active) -> None:
+        active.stall.stop()
         if not active.reported and active.run.exit:
-            self._unsent.append(active.run.exit)
+            self._unsent.append(self._with_notice(active.run.exit))
         threading.Thread(target=active.shipper.finish, name="last-logs", daemon=True).start()
+
+    def _with_notice(self, node_exit: NodeExit) -> NodeExit:
+        if self._notice is None or self._leave_by is None:
+            return node_exit
+        left_s = round(self._leave_by - self._clock.monotonic(), 3)
+        return replace(node_exit, notice=self._notice, left_s=left_s)
+
+    def _show_busy(self) -> None:
+        """A job runs here, or waits for nodes, though not without end: machines that wait in vain shall end as well."""
+        waits = self._active is None and bool(self._mingle.jobs)
+        now = self._clock.monotonic()
+        self._waiting_since = (self._waiting_since or now) if waits else None
+        if self._active or (self._waiting_since is not None and now - self._waiting_since < _MOST_WAIT_S):
+            self._traces.touch_busy()
 
     def _prepare_jobs(self) -> None:
         """Have the code and the imports of every unfinished job here before a round needs them."""
@@ -225,7 +270,7 @@ class Agent:
         assert self._interpreter is not None
         try:
             if image := workspace.prepare().image:
-                self._containers.fetch(image)
+                self._containers.fetch(image, lambda: workspace.folder.name not in self._mingle.jobs)
             else:
                 self._interpreter.preload(workspace.imports())
         except (GpuctlError, OSError) as error:
@@ -263,6 +308,8 @@ class Agent:
             doing=self._containers.doing,
             ready=self._interpreter is not None and self._interpreter.is_ready and self._preparing == 0,
             notice=self._notice,
+            risk=self._risk,
+            stalled=running is not None and active is not None and active.stall.stalled,
             drainable=running is not None and running.is_drainable(),
             progress=running.progress() if running else None,
             version=__version__,
@@ -280,6 +327,7 @@ class Agent:
         partial = path.with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(said))
         partial.replace(path)
+        self._traces.write_rank0(msgspec.json.encode(said))
 
     # -- the beginning and the end ------------------------------------------------------------------------------------
 
@@ -298,7 +346,7 @@ class Agent:
         return self._active is None and not self._unsent and self._heartbeat.told_of_notice and not self._wanted()
 
     def _leave(self) -> None:
-        _say("leaving")
+        _say(f"leaving{self._lead_words()}")
         if self._active:
             self._active.run.kill()
         self._containers.stop()
@@ -310,6 +358,12 @@ class Agent:
         self._peers.stop()
         self._tiers.stop()
         self._ports.close()
+
+    def _lead_words(self) -> str:
+        if self._notice is None or self._leave_by is None:
+            return ""
+        left_s = self._leave_by - self._clock.monotonic()
+        return f", {left_s:.1f} of {self._notice.lead_s:.0f} s before the end ({self._notice.source})"
 
 
 def _say(line: str) -> None:
@@ -323,15 +377,21 @@ def main(folder: str) -> None:
     agent = Agent(path, identity)
 
     def on_sigterm(_number: int, _frame: FrameType | None) -> None:
-        agent.notice(_lead_s(path, identity), "SIGTERM")
+        agent.notice(_lead_s(path, identity), SIGTERM)
 
     signal.signal(signal.SIGTERM, on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    watcher = None
+    if identity.provider in CLOUDS:
+        watcher = Watcher(Metadata(identity.provider), agent.notice, agent.at_risk, _say)
+        watcher.start()
     try:
         agent.serve()
     except GpuctlError as error:
         _say(f"error: {error}")
         sys.exit(error.exit_code)
+    if watcher:
+        watcher.stop()
 
 
 def _lead_s(folder: Path, identity: Identity) -> float:

@@ -15,10 +15,12 @@ from typing import Literal
 
 import msgspec
 
+from gpuctl.bootstrap.container import passed
 from gpuctl.bootstrap.interpreter import Ending, Interpreter, Launched
 from gpuctl.bootstrap.mirror import Mirror
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.bootstrap.runtime import Containers
+from gpuctl.bootstrap.stall import Effort, cpu_seconds
 from gpuctl.bootstrap.workspace import JobWorkspace
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import Fenced
@@ -132,6 +134,14 @@ class Run:
         except (OSError, msgspec.MsgspecError):
             return None
 
+    def effort(self) -> Effort | None:
+        """What the workers, with the processes they started, have done so far; ``None`` while there are none."""
+        workers = self._workers()
+        if not workers:
+            return None
+        progress = self.progress()
+        return Effort(len(workers), progress.step if progress else None, cpu_seconds(workers))
+
     # -- in other threads ---------------------------------------------------------------------------------------------
 
     def _start(
@@ -148,7 +158,7 @@ class Run:
             job = self._workspace.prepare()
             if job.image:
                 containers.fetch(job.image, lambda: self._killed)
-                base_env = {}
+                base_env = passed(base_env)
             self._mirror.restore(job.env)
             self._mirror.watch(self._workers)
             spec = self._launch_spec(base_env, job.env)
