@@ -126,6 +126,7 @@ def _free_port() -> int:
 def main(folder: str, job: str) -> int:
     path = Path(folder)
     identity = decode((path / "identity.json").read_bytes(), Identity, str(path / "identity.json"))
+    os.environ.update(identity.env)  # the keys to the bucket, where the machine has no identity of its own
     try:
         return serve(open_bucket(identity.bucket), identity.node, path, job)
     except GpuctlError as error:

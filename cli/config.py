@@ -21,6 +21,7 @@ def group() -> None:
 def show(
     cluster: Cluster = None,
     provider: Annotated[str | None, text_option("--provider", metavar="NAME", about="As for up.")] = None,
+    hosts: Annotated[str | None, text_option("--hosts", metavar="A,B", about="As for up.")] = None,
     nodes: Annotated[str | None, text_option("--nodes", metavar="N|MIN:MAX", about="As for up.")] = None,
     slots: Annotated[str | None, text_option("--slots", metavar="K", about="As for up.")] = None,
     bucket: Annotated[str | None, text_option("--bucket", metavar="URL", about="As for up.")] = None,
@@ -39,6 +40,7 @@ def show(
         {
             "cluster": cluster,
             "provider": provider,
+            "hosts": hosts,
             "nodes": nodes,
             "slots": slots,
             "bucket": bucket,

@@ -49,6 +49,7 @@ class Settings:
 
     cluster: str
     provider: str
+    hosts: tuple[str, ...]
     nodes: tuple[int, int]
     slots: int | None
     bucket: str | None
@@ -57,6 +58,12 @@ class Settings:
     image: str | None
     env: dict[str, str]
     found: dict[str, Setting]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Fewest and most nodes: of machines that are named one by one, as many as there are if nobody said another."""
+        is_counted = self.provider == "ssh" and self.found["nodes"].source == "default"
+        return (len(self.hosts), len(self.hosts)) if is_counted else self.nodes
 
 
 def load(
@@ -111,7 +118,7 @@ def _winner(
 
 def _parsed(key: Key, text: str, where: str) -> Any:
     if text == "" and key.default == "":
-        return None
+        return () if key.parse is _list else None
     try:
         return key.parse(text)
     except ValueError as error:
@@ -150,9 +157,14 @@ def _text(text: str) -> str:
     return text
 
 
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 KEYS = (
     Key("cluster", _name, "default", "Name of the cluster."),
     Key("provider", _text, "local", "Where the machines come from."),
+    Key("hosts", _list, "", "Only of provider ssh: the machines, with commas between."),
     Key("nodes", parse_nodes, "1", "Nodes of the cluster: a number, or fewest:most."),
     Key("slots", whole_number(1), "", "Worker processes per node; unset: one per GPU, else 1."),
     Key("bucket", _text, "", "URL of the bucket; unset: the provider chooses one."),

@@ -22,6 +22,9 @@ def verb(
         str | None, text_option("--nodes", "-n", metavar="N|MIN:MAX", about="How many; 2:4 goes on with 2 of 4.")
     ] = None,
     provider: Annotated[str | None, text_option("--provider", metavar="NAME", about="Where (default: local).")] = None,
+    hosts: Annotated[
+        str | None, text_option("--hosts", metavar="A,B,C", about="Provider ssh: the machines, as [USER@]HOST[:PORT].")
+    ] = None,
     slots: Annotated[
         str | None, text_option("--slots", metavar="K", about="Worker processes per node (default: its GPUs, else 1).")
     ] = None,
@@ -72,7 +75,9 @@ def verb(
     """
     as_json = wants_json(output)
     flags = {"cluster": cluster, "provider": provider, "nodes": nodes, "slots": slots, "bucket": bucket}
-    settings = load(flags)
+    settings = load(flags | {"hosts": hosts})
+    if hosts is not None and settings.provider != "ssh":
+        raise BadInput("--hosts is for machines of your own", "add --provider ssh")
     machines = MachineFlags(
         machine_type, gpu, gpus, region, zone, on_demand, ssh_from, ssh_key, image=image, no_placement=no_placement
     )
@@ -87,11 +92,16 @@ def verb(
     from gpuctl.stacks.provider import UpRequest
     from gpuctl.stacks.provider import provider as provider_named
 
-    fewest, most = settings.nodes
+    fewest, most = settings.size
     request = UpRequest(
-        name=settings.cluster, nodes_min=fewest, nodes_max=most, slots=settings.slots, bucket=settings.bucket
+        name=settings.cluster,
+        nodes_min=fewest,
+        nodes_max=most,
+        slots=settings.slots,
+        bucket=settings.bucket,
+        hosts=settings.hosts,
     )
-    _tell(provider_named(settings.provider).up(request, say), settings.nodes)
+    _tell(provider_named(settings.provider).up(request, say), settings.size)
 
 
 def _tell(made: KnownCluster, nodes: tuple[int, int]) -> None:

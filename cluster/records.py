@@ -128,7 +128,7 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SshHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``hosts/<node>.json``: how a machine of provider ``ssh`` is reached, as its owner's ssh had it when it came in."""
+    """``hosts/<node>.json``: how a machine of provider ``ssh`` is reached, as its owner's ssh had it at ``up``."""
 
     node: str
     target: str
@@ -142,8 +142,6 @@ class SshHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Files with the keys that log in; elsewhere than on its owner's machine they may be missing."""
     host_keys: tuple[str, ...] = ()
     """Those that its owner's ssh knew it by."""
-    root: str = ""
-    """Folder below which gpuctl's own folders are there; empty: ``/``."""
 
 
 class Rank0(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -45,8 +45,6 @@ class Host:
     jump: str = ""
     identities: tuple[str, ...] = ()
     host_keys: tuple[str, ...] = ()
-    root: str = ""
-    """Folder below which gpuctl's own folders are on it; empty: ``/``."""
 
 
 def read_hosts(store: Bucket) -> list[Host]:
@@ -106,7 +104,6 @@ def _host(
             jump=_plain(_JUMP, given.jump),
             identities=tuple(file for file in given.identities if _FILE.fullmatch(file)),
             host_keys=_keys(given.host_keys),
-            root=given.root,
         )
     public = _plain(_ADDRESS, report.public_address) if report else ""
     private = _plain(_ADDRESS, (report.address if report else "") or (beat.record.address if beat else ""))

@@ -44,6 +44,9 @@ def remember(cluster: KnownCluster) -> None:
 
 
 def forget(name: str) -> None:
+    from gpuctl.stacks import ssh_config  # which needs this module
+
+    ssh_config.remove(name)
     (state_dir() / "clusters" / f"{name}.json").unlink(missing_ok=True)
 
 

@@ -31,6 +31,8 @@ class UpRequest:
     """Worker processes per node; ``None``: the GPUs found, else 1."""
     bucket: str | None = None
     """URL of the bucket and prefix for the cluster; ``None``: the provider makes or chooses one."""
+    hosts: tuple[str, ...] = ()
+    """Only of provider ssh: the machines, as ``[USER@]HOST[:PORT]``."""
 
 
 class Provider(Protocol):
@@ -55,7 +57,7 @@ class Provider(Protocol):
         ...
 
 
-_PROVIDERS = {"local": "gpuctl.stacks.local:LocalProvider"}
+_PROVIDERS = {"local": "gpuctl.stacks.local:LocalProvider", "ssh": "gpuctl.stacks.ssh:SshProvider"}
 
 
 def provider(name: str) -> Provider:

@@ -91,10 +91,8 @@ class Remote:
         return self.run(host, [_tmux(SESSION, words)], terminal=True)
 
     def python(self, host: Host, module: str, args: Sequence[str]) -> Command:
-        root = host.root.rstrip("/")
-        words = (f"{root}/opt/gpuctl/venv/bin/python", "-m", module, f"{root}/var/lib/gpuctl/node", *args)
-        as_root = "" if root else '[ "$(id -u)" = 0 ] || set -- sudo -n; '
-        return self.run(host, [f'set --; {as_root}exec "$@" {shlex.join(words)}'])
+        words = ("/opt/gpuctl/venv/bin/python", "-m", module, "/var/lib/gpuctl/node", *args)
+        return self.run(host, [as_root(f"exec {shlex.join(words)}")])
 
     def forward(self, host: Host, local: int, port: int) -> Command:
         """Until it is ended: ``127.0.0.1:local`` here is ``localhost:port`` there."""
@@ -150,6 +148,12 @@ def line_of(words: Sequence[str]) -> str:
     ('cd /tmp && ls', "echo 'two words'")
     """
     return words[0] if len(words) == 1 else shlex.join(words)
+
+
+def as_root(script: str) -> str:
+    """A line for the shell of somebody who is root, or may be by ``sudo`` without a password."""
+    inner = shlex.quote(script)
+    return f'if [ "$(id -u)" = 0 ]; then exec sh -c {inner}; else exec sudo -n sh -c {inner}; fi'
 
 
 def explain(host: Host, said: str, *, way_in: bool) -> GpuctlError:

@@ -1,6 +1,6 @@
 """A real sshd on loopback: its port chosen by the kernel, its keys made for the test, and whoever runs it logs in.
 
-The listening socket is ours, and each connection gets an sshd of its own (``sshd -i``), so no port is free for a moment.
+The listening socket is ours, and each connection gets an sshd of its own (``sshd -i``): no port is free for a moment.
 """
 
 from __future__ import annotations
@@ -110,5 +110,5 @@ def _accept(server: Sshd, listener: socket.socket, config: Path) -> None:
             return
         with connection, (server.folder / "sshd.log").open("ab") as log:
             server.connections += 1
-            command = (SSHD, "-i", "-e", "-f", str(config))
-            server._running.append(subprocess.Popen(command, stdin=connection, stdout=connection, stderr=log))
+            command, socket_ = (SSHD, "-i", "-e", "-f", str(config)), connection.fileno()
+            server._running.append(subprocess.Popen(command, stdin=socket_, stdout=socket_, stderr=log))

@@ -1,0 +1,290 @@
+"""The ``ssh`` provider: a cluster of machines that somebody has already, such as those of a lab.
+
+The same boot program as on rented machines runs there, started over ssh in place of cloud-init. They are not ours: they
+never end by themselves, nothing of their own is changed, and ``down`` leaves them as they were, but for packages.
+
+::
+
+    <bucket>/hosts/<node>.json     SshHost: which machines they are, for any user of the cluster
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+from gpuctl.bootstrap.node_spec import NodeSpec, Package
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import Bucket, open_bucket, probe
+from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.records import BootReport, ClusterSpec, SshHost, decode, encode
+from gpuctl.stacks import package, ssh_config
+from gpuctl.stacks.hosts import read_hosts
+from gpuctl.stacks.known import KnownCluster, forget, remember
+from gpuctl.stacks.provider import Say, UpRequest, forget_nodes
+from gpuctl.stacks.ssh_machine import Machine, Refused, Target, parse_target
+
+T = TypeVar("T")
+
+_READY_S = 3600.0
+"""PyTorch with CUDA is several GB."""
+_LOOK_EVERY_S = 0.5
+_AT_ONCE = 32
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+class SshProvider:
+    """See ``provider.Provider``."""
+
+    def up(self, request: UpRequest, say: Say) -> KnownCluster:
+        targets = _targets(request)
+        if not request.bucket:
+            raise BadInput("machines of your own need a bucket that all of them reach", "such as --bucket s3://…")
+        keys = bucket_keys(request.bucket, os.environ, say)
+        bucket = open_bucket(request.bucket)
+        probe(bucket)
+        _agree_on_spec(bucket, request)
+        cluster = KnownCluster(name=request.name, provider="ssh", bucket=request.bucket, created_at=time.time())
+        remember(cluster)
+        made = package.publish(bucket)
+        _drop_others(bucket, cluster, targets, say)
+        with _logs() as logs:
+            config = ssh_config.write(request.name, [])
+
+            def begin(target: Target) -> None:
+                _begin(Machine(target.node, target.words, config, logs), target, bucket, cluster, made, keys)
+
+            troubles = _each(targets, begin)
+        troubles |= _wait_until_ready(bucket, [t.node for t in targets if t.node not in troubles], say)
+        ssh_config.write(request.name, read_hosts(bucket))
+        for trouble in troubles.values():
+            say(f"error: {trouble}")
+        if troubles:
+            raise GpuctlError(
+                f"{len(troubles)} of {len(targets)} machines are no nodes: {', '.join(troubles)}",
+                "mend them and run `gpuctl up` again, or leave them out of --hosts",
+            )
+        return cluster
+
+    def down(self, cluster: KnownCluster, say: Say) -> list[str]:
+        bucket = open_bucket(cluster.bucket)
+        hosts = _hosts(bucket)
+        left: list[str] = []
+        with _logs() as logs:
+            config = ssh_config.write(cluster.name, read_hosts(bucket))
+
+            def leave(host: SshHost) -> None:
+                there = _leave(Machine(host.node, [f"{cluster.name}-{host.node}"], config, logs), cluster, say)
+                if not there:
+                    bucket.delete([layout.ssh_host(host.node)])
+                left.extend(there)
+
+            troubles = _each(hosts, leave)
+        if troubles:
+            left += [f"gpuctl on {node}: {error.message}" for node, error in troubles.items()]
+            say("a machine that is gone for good is dropped by `gpuctl up` with --hosts that lack it")
+        if not left:
+            forget_nodes(bucket)
+            forget(cluster.name)
+        return left
+
+    def preempt(
+        self,
+        cluster: KnownCluster,  # noqa: ARG002
+        node: str,
+        notice_s: float,  # noqa: ARG002
+        replace_after_s: float | None,  # noqa: ARG002
+        say: Say,  # noqa: ARG002
+    ) -> None:
+        raise BadInput(f"{node} is a machine of your own, which nobody takes", "try `preempt` on --provider local")
+
+
+def bucket_keys(url: str, env: Mapping[str, str], say: Say) -> dict[str, str]:
+    """What a machine without an identity in a cloud needs to use the bucket, from ``env``. Raises ``BadInput`` if it
+    would have no access."""
+    parts = urlsplit(url)
+    options = parse_qs(parts.query)
+    if parts.scheme == "s3" and "access_key_id" not in options:
+        if not env.get("AWS_ACCESS_KEY_ID") or not env.get("AWS_SECRET_ACCESS_KEY"):
+            raise BadInput(
+                "the machines need credentials for the bucket, and the environment has none",
+                'such as: eval "$(aws configure export-credentials --format env)"',
+            )
+        if env.get("AWS_SESSION_TOKEN"):
+            say("these credentials expire; `gpuctl up` again gives the machines new ones")
+        return {name: env[name] for name in _KEYS if env.get(name)}
+    known = {"gs": "bearer_token", "az": "sas_key"}.get(parts.scheme)
+    if known and known not in options:
+        raise BadInput(
+            f"machines of your own have no way to log in to {parts.scheme}://",
+            "use s3:// (Google Cloud Storage speaks it too, with HMAC keys), or file:// on a shared file system",
+        )
+    return {}
+
+
+# -- the machines ------------------------------------------------------------------------------------------------------
+
+
+def _targets(request: UpRequest) -> list[Target]:
+    if not request.hosts:
+        raise BadInput("name the machines", "such as --hosts lab-1,lab-2")
+    targets = [parse_target(text) for text in request.hosts]
+    names = [target.node for target in targets]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"{twice[0]} is there twice in --hosts", "name each machine once")
+    if request.nodes_max != len(targets):
+        raise BadInput(f"{request.nodes_max} nodes of {len(targets)} machines", "leave out --nodes, or name as many")
+    return targets
+
+
+def _begin(
+    machine: Machine, target: Target, bucket: Bucket, cluster: KnownCluster, made: Package, keys: dict[str, str]
+) -> None:
+    facts = machine.look()
+    if facts.troubles:
+        raise Refused(f"{target.node} cannot be a node: {'; '.join(facts.troubles)}", "mend that there")
+    if facts.cluster and (facts.cluster, facts.bucket) != (cluster.name, cluster.bucket):
+        raise Refused(
+            f"{target.node} is a node of another cluster, {facts.cluster!r}", "take that down first, or leave it out"
+        )
+    bucket.put(layout.ssh_host(target.node), encode(machine.about(target, facts)))
+    bucket.delete([layout.boot_report(target.node)])  # of an earlier boot
+    spec = NodeSpec(
+        cluster=cluster.name,
+        provider="ssh",
+        bucket=cluster.bucket,
+        package=made,
+        node=target.node,
+        idle_minutes=0.0,
+        unhealthy_minutes=0.0,
+        env=keys,
+    )
+    machine.begin(spec)
+
+
+def _leave(machine: Machine, cluster: KnownCluster, say: Say) -> list[str]:
+    """Names what is left there."""
+    facts = machine.look()
+    if facts.cluster and (facts.cluster, facts.bucket) != (cluster.name, cluster.bucket):
+        say(f"{machine.node}: is a node of another cluster now, {facts.cluster!r}, and stays it")
+        return []
+    left, packages = machine.undo()
+    say(f"{machine.node}: no node any more" + (f"; packages that stay: {' '.join(packages)}" if packages else ""))
+    return [f"{thing} on {machine.node}" for thing in left]
+
+
+def _drop_others(bucket: Bucket, cluster: KnownCluster, targets: list[Target], say: Say) -> None:
+    """Machines that an earlier ``up`` named and this one does not."""
+    wanted = {target.node for target in targets}
+    gone = [host for host in _hosts(bucket) if host.node not in wanted]
+    if not gone:
+        return
+    with _logs() as logs:
+        config = ssh_config.write(cluster.name, read_hosts(bucket))
+
+        def drop(host: SshHost) -> None:
+            left = _leave(Machine(host.node, [f"{cluster.name}-{host.node}"], config, logs), cluster, say)
+            for thing in left:
+                say(f"left: {thing}")
+
+        for node, error in _each(gone, drop).items():
+            say(f"{node}: dropped, and gpuctl is still on it: {error.message}")
+    bucket.delete([key for host in gone for key in _keys_of(host.node)])
+
+
+def _keys_of(node: str) -> tuple[str, ...]:
+    return (layout.ssh_host(node), layout.node(node), layout.network(node), layout.boot_report(node))
+
+
+def _hosts(bucket: Bucket) -> list[SshHost]:
+    entries = bucket.list(layout.HOSTS)
+    found = bucket.get_many([entry.key for entry in entries])
+    return [decode(data, SshHost, entry.key) for entry, data in zip(entries, found, strict=True) if data is not None]
+
+
+def _each(things: Iterable[T], do: Callable[[T], None]) -> dict[str, GpuctlError]:
+    """``do`` for all of them at the same time; returns what went wrong, by node."""
+    troubles: dict[str, GpuctlError] = {}
+
+    def tried(thing: T) -> None:
+        try:
+            do(thing)
+        except Refused as error:
+            troubles[getattr(thing, "node")] = error  # noqa: B009 - a Target or an SshHost
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(tried, things))
+    return troubles
+
+
+def _wait_until_ready(bucket: Bucket, nodes: list[str], say: Say) -> dict[str, GpuctlError]:
+    """Those that do not become nodes."""
+    deadline = time.monotonic() + _READY_S
+    waiting, steps = list(nodes), dict.fromkeys(nodes, "")
+    troubles: dict[str, GpuctlError] = {}
+    while waiting:
+        for node in list(waiting):
+            key = layout.boot_report(node)
+            data = bucket.get(key)
+            report = decode(data, BootReport, key) if data else None
+            if report is None:
+                continue
+            if report.state == "ready":
+                say(f"{node}: ready")
+                waiting.remove(node)
+            elif report.state == "failed":
+                said = f"{node} did not become a node: {report.step}: {report.reason}"
+                troubles[node] = Refused(said, f"see `gpuctl logs --boot {node}`")
+                waiting.remove(node)
+            elif report.step != steps[node]:
+                steps[node] = report.step
+                say(f"{node}: {report.step}")
+        if time.monotonic() > deadline:
+            return troubles | {
+                node: Refused(f"{node} was not ready in {_READY_S:g} s", f"see `gpuctl logs --boot {node}`")
+                for node in waiting
+            }
+        if waiting:
+            time.sleep(_LOOK_EVERY_S)
+    return troubles
+
+
+# -- the spec ----------------------------------------------------------------------------------------------------------
+
+
+def _agree_on_spec(bucket: Bucket, request: UpRequest) -> None:
+    """The cluster's record: the one that is there if it says the same, or a new one."""
+    asked = ClusterSpec(
+        name=request.name,
+        provider="ssh",
+        nodes_min=request.nodes_min,
+        nodes_max=request.nodes_max,
+        slots=request.slots,
+        token=secrets.token_hex(16),
+        created_at=time.time(),
+    )
+    if bucket.create(layout.CLUSTER, encode(asked)):
+        return
+    there = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+    for what in ("name", "provider", "nodes_min", "nodes_max", "slots"):
+        old, new = getattr(there, what), getattr(asked, what)
+        if old != new:
+            raise BadInput(
+                f"cluster {there.name!r} exists with {what}={old}, not {new}",
+                "run `gpuctl down` first, or choose another name with --cluster",
+            )
+
+
+@contextmanager
+def _logs() -> Iterator[Path]:
+    """Where ssh says what it has to say."""
+    with tempfile.TemporaryDirectory(prefix="gpuctl-ssh-") as folder:
+        yield Path(folder)

@@ -1,0 +1,264 @@
+"""One machine that somebody has already, as provider ssh finds it, makes a node of it, and leaves it.
+
+It needs Linux with systemd, ``/usr/bin/python3`` of 3.10 or later, and root: to log in as, or by ``sudo`` without a
+password. Put there are the files of a rented machine's user-data but those that are not ours to put: nothing that ends
+the machine when it idles, and no setting of apt.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuctl.bootstrap.node_spec import NodeSpec
+from gpuctl.bootstrap.user_data import File, files
+from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.records import SshHost
+from gpuctl.stacks.hosts import Host
+from gpuctl.stacks.shell import as_root, explain
+
+_ANSWER_S = 60.0
+_UNDO_S = 300.0
+_OLDEST_PYTHON = (3, 10)
+_NOT_OURS = ("/etc/apt/apt.conf.d/99-gpuctl", "/etc/systemd/system/gpuctl-idle.service")
+_OURS = (
+    *("/etc/gpuctl", "/opt/gpuctl", "/var/lib/gpuctl", "/run/gpuctl", "/var/log/gpuctl-boot.log"),
+    *(f"/etc/systemd/system/gpuctl-{unit}.service" for unit in ("boot", "agent")),
+)
+_NODE_JSON = "/etc/gpuctl/node.json"
+
+_LOOK = f"""
+say() {{ echo "gpuctl:$1=$2"; }}
+say system "$(uname -s)"
+[ -d /run/systemd/system ] && say systemd yes
+say python "$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)"
+if [ "$(id -u)" = 0 ]; then say root yes; elif sudo -n true 2>/dev/null; then say root yes; sudo="sudo -n"; fi
+for file in /etc/ssh/ssh_host_*_key.pub; do [ -e "$file" ] && say host_key "$(cut -d ' ' -f 1,2 "$file")"; done
+$sudo /usr/bin/python3 - <<'END' 2>/dev/null
+import json
+told = json.load(open("{_NODE_JSON}"))
+for name in ("cluster", "bucket"):
+    print(f"gpuctl:{{name}}={{told[name]}}")
+END
+true
+"""
+
+_BEGIN = f"""
+set -e
+systemctl stop gpuctl-boot.service 2>/dev/null || true
+before=$(cat {_NODE_JSON} 2>/dev/null || true)
+umask 022
+tar -C / -xf -
+[ "$before" = "$(cat {_NODE_JSON})" ] || systemctl stop gpuctl-agent.service 2>/dev/null || true
+systemctl daemon-reload
+systemctl enable --quiet gpuctl-boot.service
+systemctl start --no-block gpuctl-boot.service
+"""
+"""The agent starts again only if it was told something else before: a job that runs here is not disturbed."""
+
+_UNDO = f"""
+systemctl disable --quiet --now gpuctl-boot.service 2>/dev/null
+systemctl stop gpuctl-agent.service 2>/dev/null
+sed -n 's/^+ apt-get .* install //p' /var/log/gpuctl-boot.log 2>/dev/null | while read -r names; do
+  echo "gpuctl:package=$names"
+done
+rm -rf {shlex.join(_OURS)}
+systemctl daemon-reload
+systemctl reset-failed gpuctl-boot.service gpuctl-agent.service 2>/dev/null
+for path in {shlex.join(_OURS)}; do [ -e "$path" ] && echo "gpuctl:left=$path"; done
+for process in /proc/[0-9]*; do
+  words=$(tr '\\0' ' ' 2>/dev/null <"$process/cmdline")
+  case "$words" in /opt/gpuctl/*) echo "gpuctl:left=process ${{process#/proc/}} ($words)";; esac
+done
+true
+"""
+
+
+class Target(NamedTuple):
+    """What ``--hosts`` names."""
+
+    text: str
+    node: str
+    """The node's name in the cluster."""
+    words: tuple[str, ...]
+    """What ssh takes for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a look at the machine found."""
+
+    troubles: tuple[str, ...]
+    """Why it cannot be a node."""
+    cluster: str
+    """The one that it is a node of, if it is one, and where that has its bucket."""
+    bucket: str
+    host_keys: tuple[str, ...]
+
+
+class Refused(GpuctlError):
+    """A machine that cannot be reached, or cannot be a node."""
+
+
+def parse_target(text: str) -> Target:
+    """``[USER@]HOST[:PORT]``, where HOST is a name, an address or a ``Host`` of ssh's configuration; else ``BadInput``.
+
+    >>> parse_target("ada@lab-7:2222")
+    Target(text='ada@lab-7:2222', node='lab-7', words=('-p', '2222', 'ada@lab-7'))
+    """
+    found = re.fullmatch(r"(?:([\w.-]+)@)?(\[[0-9A-Fa-f:]+\]|\w[\w.-]*)(?::(\d{1,5}))?", text, re.ASCII)
+    if not found:
+        raise BadInput(f"{text!r} is no host", "such as lab-7, ada@lab-7 or 10.0.0.7:2222")
+    user, host, port = found.groups()
+    host = host.strip("[]")
+    where = f"{user}@{host}" if user else host
+    return Target(text, re.sub(r"[^\w.-]", "-", host).strip(".-"), (*(("-p", port) if port else ()), where))
+
+
+class Machine:
+    """Reached by ``ssh -F config words``, as whoever that logs in as; nobody is asked for a password."""
+
+    def __init__(self, node: str, words: Sequence[str], config: Path, logs: Path) -> None:
+        self.node = node
+        self._words = tuple(words)
+        self._config = config
+        self._log = logs / node
+
+    # -- before it is a node ------------------------------------------------------------------------------------------
+
+    def look(self) -> Facts:
+        """Raises ``Refused`` if it cannot be reached."""
+        told = _told(self._run(_LOOK))
+        troubles = []
+        if told.get("system") != ["Linux"]:
+            troubles.append("it does not run Linux")
+        elif not told.get("systemd"):
+            troubles.append("it does not run systemd")
+        if not told.get("root"):
+            troubles.append("whoever logs in there is not root, and sudo wants a password")
+        python = (told.get("python") or [""])[0]
+        if not python or tuple(map(int, python.split("."))) < _OLDEST_PYTHON:
+            troubles.append(f"/usr/bin/python3 is {python or 'missing'}, and 3.10 or later is needed")
+        return Facts(
+            troubles=tuple(troubles),
+            cluster=(told.get("cluster") or [""])[0],
+            bucket=(told.get("bucket") or [""])[0],
+            host_keys=tuple(told.get("host_key", ())),
+        )
+
+    def about(self, target: Target, facts: Facts) -> SshHost:
+        """How others reach it, from what this user's ssh knows: settings, and the host keys that it went by."""
+        settings = _settings(self._config, self._words)
+        one = {key: values[0] for key, values in settings.items()}
+        return SshHost(
+            node=target.node,
+            target=target.text,
+            host=one["hostname"],
+            port=int(one["port"]),
+            user=one["user"],
+            jump="" if one.get("proxyjump", "none") == "none" else one["proxyjump"],
+            identities=tuple(settings.get("identityfile", ())),
+            host_keys=tuple(dict.fromkeys((*_known_keys(one), *facts.host_keys))),
+        )
+
+    # -- as a node ----------------------------------------------------------------------------------------------------
+
+    def begin(self, spec: NodeSpec) -> None:
+        """Put the boot program there and start it; how far it comes, it tells the bucket. Raises ``Refused``."""
+        wanted = {path: file for path, file in files(spec).items() if path not in _NOT_OURS}
+        self._run(as_root(_BEGIN), packed(wanted))
+
+    def undo(self) -> tuple[list[str], list[str]]:
+        """What is left of gpuctl there, and the packages that it installed, which stay. Raises ``Refused``."""
+        told = _told(self._run(as_root(_UNDO), timeout_s=_UNDO_S))
+        return told.get("left", []), " ".join(told.get("package", [])).split()
+
+    def _run(self, script: str, stdin: bytes = b"", timeout_s: float = _ANSWER_S) -> str:
+        options = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
+        command = (
+            "ssh",
+            "-F",
+            str(self._config),
+            "-E",
+            str(self._log),
+            *options,
+            *self._words,
+            f"exec sh -c {shlex.quote(script)}",
+        )
+        self._log.unlink(missing_ok=True)
+        try:
+            done = subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise Refused(f"{self.node} did not answer in {timeout_s:g} s", "run it again") from error
+        if not done.returncode:
+            return done.stdout.decode(errors="replace")
+        log = self._log.read_text(errors="replace") if self._log.exists() else ""
+        if done.returncode == 255 and log.strip():
+            raise self._unreached(log)
+        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        raise Refused(f"{self.node}: {said[-1] if said else f'ssh ended with {done.returncode}'}", "mend it there")
+
+    def _unreached(self, log: str) -> Refused:
+        where = self._words[-1]
+        if "HOST IDENTIFICATION HAS CHANGED" in log:
+            return Refused(
+                f"{self.node} shows another host key than the one known of it, so it was refused", "find out why first"
+            )
+        if "Host key verification failed" in log or "host key is known" in log:
+            return Refused(f"nobody here knows the host key of {self.node}", f"log in once and compare it: ssh {where}")
+        host = Host(self.node, 0, takes_part=True, address=where.rpartition("@")[2], is_public=True)
+        told = explain(host, log, way_in=True)
+        return Refused(told.message, f"try it by hand: ssh {shlex.join(self._words)}")
+
+
+def packed(wanted: Mapping[str, File]) -> bytes:
+    """An archive of these files, root's, for ``tar -C /``."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for path, file in wanted.items():
+            data = file.text.encode()
+            about = tarfile.TarInfo(path.lstrip("/"))
+            about.size, about.mode = len(data), int(file.mode, 8)
+            archive.addfile(about, io.BytesIO(data))
+    return made.getvalue()
+
+
+def _told(output: str) -> dict[str, list[str]]:
+    """The lines that are ours: a login shell may print what it likes."""
+    told: dict[str, list[str]] = {}
+    for name, value in re.findall(r"^gpuctl:(\w+)=(.+)$", output, re.MULTILINE):
+        told.setdefault(name, []).append(value.strip())
+    return told
+
+
+def _settings(config: Path, words: Sequence[str]) -> dict[str, list[str]]:
+    """What ssh would do with them."""
+    command = ("ssh", "-G", "-F", str(config), *words)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ANSWER_S)
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition(" ")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _known_keys(settings: Mapping[str, str]) -> list[str]:
+    """What the user's files of known hosts have of it."""
+    host, port = settings["hostname"], settings["port"]
+    name = settings.get("hostkeyalias") or (host if port == "22" else f"[{host}]:{port}")
+    files_ = f"{settings.get('userknownhostsfile', '')} {settings.get('globalknownhostsfile', '')}".split()
+    found = []
+    for file in files_:
+        path = Path(file).expanduser()
+        if path.is_file():
+            command = ("ssh-keygen", "-F", name, "-f", str(path))
+            said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S).stdout
+            found += re.findall(r"^[^#@\s]\S* (\S+ [A-Za-z0-9+/=]+)", said, re.MULTILINE)
+    return found
