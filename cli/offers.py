@@ -33,7 +33,7 @@ def verb(
     """List machines that could be rented, the cheapest GPU first.
 
     Prices are those of the catalog that comes with gpuctl, of the day that is shown. With --refresh spot prices are
-    those of today; only AWS is asked so far, with your credentials.
+    those of today; a cloud is asked with your credentials, AWS if none is named.
     """
     as_json = wants_json(output)
     if provider is not None and provider not in CLOUDS:
@@ -68,7 +68,12 @@ def _refresh(provider: str, region: str | None) -> None:
     regions = [region] if region else sorted({one.price.region for one in offers(Wanted(provider)) if one.price.region})
     prices = there.spot_prices(regions)
     keep_spot_prices(prices, time.strftime("%Y-%m-%d", time.gmtime()))
-    say(f"{count(len(prices), 'spot price')} of {provider} in {', '.join(regions)}")
+    where, priced = ", ".join(regions), {price.type for price in prices}
+    known = [one.name for one in catalog().types if one.provider == provider and one.spot]
+    if missing := [name for name in known if name not in priced]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        say(f"no spot price in {where} for {count(len(missing), 'type')}: {', '.join(missing[:3])}{more}")
+    say(f"{count(len(prices), 'spot price')} of {provider} in {where}")
 
 
 def _days(found: Sequence[Offer]) -> str:

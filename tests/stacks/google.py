@@ -39,7 +39,8 @@ class Asked(NamedTuple):
 
 @dataclass
 class Google:
-    """``answers`` by method and path: one, several as pages of a list, or a status with one."""
+    """``answers`` by method and path: one, several as pages of a list, a status with one, or what makes one of the
+    body that was sent."""
 
     endpoint: str
     answers: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +65,8 @@ class Google:
         answer = self.answers.get(f"{one.method} {one.path}")
         if answer is None:
             return refusal(404, f"The resource '{one.path.removeprefix('/compute/v1/')}' was not found", "notFound")
+        if callable(answer):
+            return _status(answer(one.body))
         if "parent" in one.query and isinstance(answer, dict):
             answer = answer.get(one.query["parent"], answer)
         if not isinstance(answer, list):
@@ -73,15 +76,17 @@ class Google:
         return 200, {**answer[page], **more}
 
 
-def refusal(status: int, message: str, reason: str = "forbidden", **details: Any) -> tuple[int, Any]:
-    """As Google refuses; ``details`` are of an ``ErrorInfo``."""
-    error: dict[str, Any] = {
-        "code": status,
-        "message": message,
-        "errors": [{"message": message, "domain": "global", "reason": reason}],
-    }
-    if details:
-        error["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", **details}]
+def refusal(status: int, message: str, reason: str = "forbidden") -> tuple[int, Any]:
+    """As Compute Engine refuses."""
+    errors = [{"message": message, "domain": "global", "reason": reason}]
+    return status, {"error": {"code": status, "message": message, "errors": errors}}
+
+
+def typed_refusal(status: int, message: str, reason: str, **metadata: str) -> tuple[int, Any]:
+    """As Google's newer services refuse: IAM, Resource Manager, billing."""
+    kind = "type.googleapis.com/google.rpc.ErrorInfo"
+    details = [{"@type": kind, "reason": reason, "domain": "googleapis.com", "metadata": metadata}]
+    error = {"code": status, "message": message, "status": "PERMISSION_DENIED", "details": details}
     return status, {"error": error}
 
 

@@ -16,7 +16,7 @@ from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.cloud import FindsLeftovers, Leftover, cloud
 from gpuctl.stacks.gcp.account import CredentialsRefused, NotThere
 from gpuctl.stacks.gcp.leaks import KINDS, NAMED, ROLE, ROLE_ID, SERVICE_ACCOUNT, TAG_KEY, scan
-from tests.stacks.google import COMPUTE, EMAIL, PROJECT, URL, Google, matches, refusal
+from tests.stacks.google import COMPUTE, EMAIL, PROJECT, URL, Google, matches, refusal, typed_refusal
 from tests.stacks.samples import Planned, asked, planned
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -228,7 +228,7 @@ def test_what_may_not_be_looked_at_is_said_and_all_else_is_found(project: Google
     message = f"Required 'compute.disks.list' permission for 'projects/{PROJECT}'"
     project.put("aggregated/disks", refusal(403, message))
     off = "IAM API has not been used in project 1 before or it is disabled."
-    disabled = refusal(403, off, reason="SERVICE_DISABLED", metadata={"service": "iam.googleapis.com"})
+    disabled = typed_refusal(403, off, "SERVICE_DISABLED", service="iam.googleapis.com")
     project.put(f"/v1/projects/{PROJECT}/roles", disabled)
     seen = scan([], "demo")
     assert seen.unseen == (f"disks: these Google Cloud credentials may not do this: {message}", f"roles: {off}")
@@ -307,7 +307,7 @@ def test_credentials_that_compute_engine_refuses_are_one_line(project: Google) -
     "answer",
     [
         refusal(404, "The resource 'projects/nope' was not found", "notFound"),
-        refusal(403, "Permission denied on resource project nope.", reason="CONSUMER_INVALID"),
+        typed_refusal(403, "Permission denied on resource project nope.", "CONSUMER_INVALID", consumer="projects/nope"),
     ],
 )
 def test_a_project_that_nobody_knows_is_one_line(

@@ -1,0 +1,221 @@
+"""``check`` on Google Cloud, with a project on loopback that answers as Google does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpuctl.stacks.cloud import Check
+from gpuctl.stacks.gcp.checks import checks, quotas
+from gpuctl.stacks.machines import catalog
+from tests.stacks.google import EMAIL, PROJECT, URL, Google, typed_refusal
+from tests.stacks.samples import asked
+
+REGION, ZONE = "us-central1", "us-central1-a"
+RIGHTS = f"POST /v1/projects/{PROJECT}:testIamPermissions"
+QUOTA_PAGE = f"https://console.cloud.google.com/iam-admin/quotas?project={PROJECT}"
+SPOT_A100 = "PREEMPTIBLE_NVIDIA_A100_GPUS"
+
+
+def limits(**limits: float | tuple[float, float]) -> list[dict[str, Any]]:
+    """Limits, or limits with what is used of them."""
+    pairs = {name: value if isinstance(value, tuple) else (value, 0.0) for name, value in limits.items()}
+    return [{"metric": name, "limit": limit, "usage": usage} for name, (limit, usage) in pairs.items()]
+
+
+def grant(project: Google, *, everywhere: float | None = 32, **regional: float | tuple[float, float]) -> None:
+    whole = {} if everywhere is None else {"GPUS_ALL_REGIONS": everywhere}
+    project.put(f"/compute/v1/projects/{PROJECT}", {"name": PROJECT, "quotas": limits(**whole)})
+    zones = [f"{URL}/zones/{REGION}-{letter}" for letter in "ab"]
+    project.put(f"regions/{REGION}", {"name": REGION, "status": "UP", "zones": zones, "quotas": limits(**regional)})
+
+
+@pytest.fixture(autouse=True)
+def generous(project: Google) -> Google:
+    """Enough for four a2-highgpu-8g: 32 GPUs and 384 vCPUs, in two zones."""
+    grant(project, A2_CPUS=384, **{SPOT_A100: 32})
+    sold = {"name": "a2-highgpu-8g"}
+    project.put_everywhere("machineTypes", {f"zones/{ZONE}": [sold], "zones/europe-west4-a": [sold]})
+    project.put_everywhere("acceleratorTypes", {})
+    project.put(RIGHTS, _all_that_are_asked_for)
+    return project
+
+
+def _all_that_are_asked_for(body: Any) -> Any:
+    return body
+
+
+def checked(**changes: Any) -> dict[str, Check]:
+    """Of four a2-highgpu-8g as spot in us-central1-a."""
+    request = asked("gcp", **changes)
+    return {one.name: one for one in checks(request, catalog().type(request.type))}
+
+
+def test_all_is_well_where_the_cloud_says_so(generous: Google) -> None:
+    found = checked()
+    assert {name: one.status for name, one in found.items()} == dict.fromkeys(
+        ("credentials", "project", "region", "machines", "permissions", "quota"), "ok"
+    )
+    assert found["credentials"].message == EMAIL
+    assert found["quota"].message == (
+        f"{SPOT_A100} in us-central1: 32, 0 in use, 32 more needed; A2_CPUS in us-central1: 384, 0 in use, "
+        "384 more needed; GPUS_ALL_REGIONS: 32, 0 in use, 32 more needed"
+    )
+    assert {one.query.get("filter") for one in generous.requests("/machineTypes")} == {"name=a2-highgpu-8g"}
+
+
+@pytest.mark.parametrize(
+    ("granted", "said"),
+    [
+        ({SPOT_A100: 31}, f"{SPOT_A100} in us-central1: 31, 0 in use, 32 more needed"),
+        ({SPOT_A100: (40, 9)}, f"{SPOT_A100} in us-central1: 40, 9 in use, 32 more needed"),
+        ({SPOT_A100: 0, "NVIDIA_A100_GPUS": 0}, "NVIDIA_A100_GPUS in us-central1 is 0"),
+        ({SPOT_A100: 32, "everywhere": 0}, "GPUS_ALL_REGIONS is 0"),
+        ({SPOT_A100: 32, "A2_CPUS": 96}, "A2_CPUS in us-central1: 96, 0 in use, 384 more needed"),
+    ],
+)
+def test_a_quota_that_is_too_small_fails_with_the_page_to_raise_it(
+    project: Google, granted: dict[str, Any], said: str
+) -> None:
+    grant(project, **granted)
+    found = checked()["quota"]
+    assert (found.status, found.message, found.page) == ("fail", said, QUOTA_PAGE)
+
+
+def test_spot_machines_share_the_usual_quota_where_they_were_granted_none_of_their_own(project: Google) -> None:
+    grant(project, NVIDIA_A100_GPUS=32, **{SPOT_A100: 0})
+    assert checked()["quota"].message.startswith("NVIDIA_A100_GPUS in us-central1: 32, ")
+    grant(project, NVIDIA_A100_GPUS=32, **{SPOT_A100: 8})
+    assert checked()["quota"].message == f"{SPOT_A100} in us-central1: 8, 0 in use, 32 more needed"
+
+
+def test_machines_on_demand_do_not_count_against_the_quota_of_spot(project: Google) -> None:
+    grant(project, NVIDIA_A100_GPUS=8, **{SPOT_A100: 64})
+    assert checked(spot=False)["quota"].message == "NVIDIA_A100_GPUS in us-central1: 8, 0 in use, 32 more needed"
+
+
+def test_a_project_whose_gpus_were_never_limited_has_no_such_quota(project: Google) -> None:
+    grant(project, everywhere=None, **{SPOT_A100: 32})
+    assert "ALL_REGIONS" not in checked()["quota"].message
+    assert checked()["quota"].status == "ok"
+
+
+def test_the_clusters_own_machines_are_not_asked_for_twice(project: Google) -> None:
+    mine = [{"name": f"gpuctl-demo-{number}", "labels": {"gpuctl-cluster": "demo"}} for number in range(3)]
+    elsewhere = [{"name": "gpuctl-demo-x", "labels": {"gpuctl-cluster": "demo"}}]
+    project.put_everywhere("instances", {f"zones/{ZONE}": mine, "zones/europe-west4-a": elsewhere})
+    grant(project, everywhere=None, **{SPOT_A100: (32, 24)})
+    found = checked()["quota"]
+    assert (found.status, found.message) == ("ok", f"{SPOT_A100} in us-central1: 32, 24 in use, 8 more needed")
+
+
+def test_a_quota_that_compute_engine_does_not_tell_is_unknown(project: Google) -> None:
+    grant(project, everywhere=None, PREEMPTIBLE_NVIDIA_H100_GPUS=64)
+    assert checked(type="a3-highgpu-8g")["quota"].status == "ok"
+    found = checked(type="a3-highgpu-8g", spot=False)["quota"]
+    assert (found.status, found.page) == ("unknown", QUOTA_PAGE)
+    assert found.message == "Compute Engine does not tell the quota of H100-80GB in us-central1"
+
+
+def test_every_machine_that_is_known_goes_by_some_quota() -> None:
+    names = {name for one in catalog().types if one.provider == "gcp" for name, _ in quotas(one)}
+    assert names == {
+        *("NVIDIA_A100_GPUS", "NVIDIA_A100_80GB_GPUS", "NVIDIA_H100_GPUS", "NVIDIA_L4_GPUS", "NVIDIA_T4_GPUS"),
+        *("NVIDIA_V100_GPUS", "A2_CPUS", "CPUS"),
+    }
+
+
+def test_rights_that_are_missing_are_named(project: Google) -> None:
+    missing = ("compute.networks.create", "iam.serviceAccounts.actAs")
+    project.put(RIGHTS, lambda body: {"permissions": [one for one in body["permissions"] if one not in missing]})
+    found = checked()["permissions"]
+    assert (found.status, found.page) == ("fail", f"https://console.cloud.google.com/iam-admin/iam?project={PROJECT}")
+    assert found.message == "these credentials lack compute.networks.create, iam.serviceAccounts.actAs"
+    project.put(RIGHTS, {})
+    assert checked()["permissions"].message.endswith("more")
+
+
+def test_what_may_not_be_asked_is_unknown_and_the_rest_is_told(project: Google) -> None:
+    off = "Cloud Resource Manager API has not been used in project 1 before or it is disabled."
+    service = "cloudresourcemanager.googleapis.com"
+    project.put(RIGHTS, typed_refusal(403, off, "SERVICE_DISABLED", service=service))
+    found = checked()
+    assert (found["permissions"].status, found["quota"].status) == ("unknown", "ok")
+    assert found["permissions"].message.endswith("/apis/library/cloudresourcemanager.googleapis.com")
+
+
+def test_a_zone_or_a_region_without_the_machine_fails(generous: Google) -> None:
+    elsewhere = checked(zones=("us-central1-b",))["machines"]
+    said = "there is no a2-highgpu-8g in us-central1-b; --zone us-central1-a has it"
+    assert (elsewhere.status, elsewhere.message) == ("fail", said)
+    generous.put_everywhere("machineTypes", {"zones/europe-west4-a": [{"name": "a2-highgpu-8g"}]})
+    nowhere = checked()["machines"]
+    assert nowhere.message == "there is no a2-highgpu-8g in us-central1; take another --region or --type"
+
+
+def test_a_zone_has_to_have_the_gpus_that_are_hung_on_too(project: Google) -> None:
+    project.put_everywhere("machineTypes", {f"zones/{REGION}-{zone}": [{"name": "n1-standard-8"}] for zone in "ab"})
+    project.put_everywhere("acceleratorTypes", {"zones/us-central1-b": [{"name": "nvidia-tesla-t4"}]})
+    found = checked(type="n1-standard-8+t4x1")["machines"]
+    assert found.message == "there is no n1-standard-8+t4x1 in us-central1-a; --zone us-central1-b has it"
+
+
+def test_a_region_that_is_none_and_a_zone_of_another_fail() -> None:
+    nowhere = checked(region="us-centrall1", zones=("us-centrall1-a",))["region"]
+    said = "'us-centrall1' is no region of Google Cloud; there are: europe-west4, us-central1"
+    assert (nowhere.status, nowhere.message) == ("fail", said)
+    foreign = checked(zones=("europe-west4-a",))["region"]
+    said = "europe-west4-a is no zone of us-central1; --zone us-central1-a or us-central1-b is"
+    assert (foreign.status, foreign.message) == ("fail", said)
+
+
+def test_a_region_that_is_down_fails(project: Google) -> None:
+    project.put(f"regions/{REGION}", {"name": REGION, "status": "DOWN", "zones": [f"{URL}/zones/{ZONE}"]})
+    assert checked()["region"].message == "us-central1 is down"
+
+
+def test_expired_credentials_are_all_that_can_be_told(project: Google) -> None:
+    project.answers["POST /token"] = (400, {"error": "invalid_grant", "error_description": "Token has been expired."})
+    found = checked()
+    assert list(found) == ["credentials"]
+    said = "the Google Cloud credentials have expired, or were revoked; log in"
+    assert found["credentials"].status == "fail"
+    assert found["credentials"].message.startswith(said)
+
+
+def test_a_project_that_nobody_knows_is_the_last_that_can_be_told() -> None:
+    found = checked(account="nope")
+    assert list(found) == ["credentials", "project"]
+    assert found["project"].status == "fail"
+    assert found["project"].message.startswith("there is no such Google Cloud project, or it is not yours: ")
+
+
+def check(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuctl.cli.main", "check", "--provider", "gcp", "--type", "a2-highgpu-8g", *args],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def test_the_verb_prints_a_line_for_each_check(project: Google) -> None:
+    grant(project, everywhere=None, **{SPOT_A100: 0})
+    done = check("--nodes", "4")
+    lines = {line.split()[1]: line for line in done.stdout.splitlines()}
+    assert list(lines) == ["credentials", "project", "region", "machines", "permissions", "quota"]
+    assert lines["quota"] == f"fail     quota        {SPOT_A100} in us-central1 is 0; see {QUOTA_PAGE}"
+    assert (done.returncode, done.stderr) == (1, "error: 1 check failed: quota\n")
+
+
+def test_the_verb_tells_of_missing_credentials_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    done = check("-o", "json")
+    (only,) = json.loads(done.stdout)["checks"]
+    assert (only["name"], only["status"]) == ("credentials", "fail")
+    assert only["message"].startswith("there are no Google Cloud credentials; log in")
+    assert (done.returncode, done.stderr) == (1, "error: 1 check failed: credentials\n")
