@@ -1,7 +1,7 @@
 """Machines on a network of their own, whose cables can be pulled: Linux network namespaces on a bridge.
 
-The namespaces have no names and no life beyond their processes, so nothing can be left of them. What uses this module
-runs itself in a namespace (``unshare --net``, see ``silence``): it is the switch, with the bridge and the bucket.
+The namespaces have no names and no life beyond their processes, so nothing can be left of them. The switch is one too:
+that of whoever uses this module (``unshare --net``, see ``silence``), or another one (see ``tests.e2e.wired``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.bench.steplog import until
@@ -40,24 +40,24 @@ def is_possible() -> bool:
 
 
 class Network:
-    """The switch and its machines 0, 1, …"""
+    """The switch and its machines 0, 1, … ``at_switch`` is what a command begins with to run at the switch."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_switch: Sequence[str] = ()) -> None:
+        self._at_switch = list(at_switch)
         self._holders: list[subprocess.Popen[bytes]] = []
-        _ip("link", "set", "lo", "up")
-        _ip("link", "add", "switch", "type", "bridge")
-        _ip("addr", "add", f"{SWITCH}/24", "dev", "switch")
-        _ip("link", "set", "switch", "up")
+        self.at_switch("ip", "link", "set", "lo", "up")
+        self.at_switch("ip", "link", "add", "switch", "type", "bridge")
+        self.at_switch("ip", "addr", "add", f"{SWITCH}/24", "dev", "switch")
+        self.at_switch("ip", "link", "set", "switch", "up")
 
     def add(self) -> int:
         """A machine, plugged in; returns its number."""
         number = len(self._holders)
-        holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, start_new_session=True)
+        holder = namespace()
         self._holders.append(holder)
-        mine = Path("/proc/self/ns/net").readlink()
-        until(lambda: Path(f"/proc/{holder.pid}/ns/net").readlink() != mine, "a new network namespace")
-        _ip("link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
-        _ip("link", "set", f"port{number}", "master", "switch", "up")
+        peer = ("peer", "name", "eth0", "netns", str(holder.pid))
+        self.at_switch("ip", "link", "add", f"port{number}", "type", "veth", *peer)
+        self.at_switch("ip", "link", "set", f"port{number}", "master", "switch", "up")
         for command in (f"addr add {self.address(number)}/24 dev eth0", "link set eth0 up", "link set lo up"):
             subprocess.run([*self.inside(number), "ip", *command.split()], check=True)
         return number
@@ -67,19 +67,35 @@ class Network:
 
     def inside(self, number: int) -> list[str]:
         """What a command begins with to run on that machine."""
-        return ["nsenter", f"--net=/proc/{self._holders[number].pid}/ns/net"]
+        return entering(self._holders[number])
+
+    def at_switch(self, *command: str) -> None:
+        subprocess.run([*self._at_switch, *command], check=True)
 
     def cut(self, number: int) -> None:
         """Pull the cable at the switch: nothing arrives any more, and nobody is told."""
-        _ip("link", "set", f"port{number}", "down")
+        self.at_switch("ip", "link", "set", f"port{number}", "down")
 
     def mend(self, number: int) -> None:
-        _ip("link", "set", f"port{number}", "up")
+        self.at_switch("ip", "link", "set", f"port{number}", "up")
 
     def close(self) -> None:
         for holder in self._holders:
             holder.kill()
             holder.wait()
+
+
+def namespace() -> subprocess.Popen[bytes]:
+    """A process in a network namespace of its own, which lasts as long as the process, and that as long as we do."""
+    holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, start_new_session=True)
+    mine = Path("/proc/self/ns/net").readlink()
+    until(lambda: Path(f"/proc/{holder.pid}/ns/net").readlink() != mine, "a new network namespace")
+    return holder
+
+
+def entering(holder: subprocess.Popen[bytes]) -> list[str]:
+    """What a command begins with to run in the namespace of ``holder``."""
+    return ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
 
 
 @contextlib.contextmanager
@@ -108,7 +124,3 @@ def s3_bucket() -> Iterator[str]:
             yield f"s3://bench/cluster?{options}"
         finally:
             server.kill()
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
