@@ -25,7 +25,7 @@ from gpuctl.bootstrap.workspace import JobWorkspace
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import Fenced
 from gpuctl.cluster.records import NodeExit, Progress, RankExit, Round
-from gpuctl.cluster.rounds import CANCELLED
+from gpuctl.cluster.rounds import CANCELLED, STALLED
 from gpuctl.cluster.tiers import map_of
 from gpuctl.cluster.worker import AWARE, DEADLINE, DRAINED, PROGRESS, TIERS, WorkerContext
 from gpuctl.trainers.launch import LaunchSpec, WorkerFailure, needs_fresh
@@ -96,9 +96,10 @@ class Run:
     def ask_to_stop(self, round_: Round) -> None:
         """Drain: SIGTERM to each worker that catches it, once; the others go on until the deadline.
 
-        Call it again on every turn of the loop: a worker that has only just started catches nothing yet. The job's
-        being cancelled is for all of them.
+        Call it again on every turn of the loop: a worker that has only just started catches nothing yet. The end of the
+        job, cancelled or stalled, is for all of them.
         """
+        is_end = round_.reason == CANCELLED or round_.reason.startswith(STALLED)
         now = self._clock.monotonic()
         if round_.reason == CANCELLED and self._launched is None:
             self.kill()  # what it still waits for, such as its image, is not wanted any more
@@ -107,7 +108,7 @@ class Run:
             with contextlib.suppress(OSError):  # then they do not know, and do their best
                 (self.context.round_dir / DEADLINE).write_text(f"{self._give_up_at:.3f}")
         for pid in self._workers():
-            if pid not in self._asked and (round_.reason == CANCELLED or self._listens(pid)):
+            if pid not in self._asked and (is_end or self._listens(pid)):
                 self._asked.add(pid)
                 _signal(pid, signal.SIGTERM)
         if now > self._give_up_at:

@@ -1,4 +1,4 @@
-"""A cloud's notice, from its metadata service to the last checkpoint; and a job that hangs."""
+"""A cloud's notice, from its metadata service to the last checkpoint."""
 
 from __future__ import annotations
 
