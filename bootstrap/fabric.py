@@ -65,15 +65,15 @@ class Machine:
 
 def traffic_interface(address: str, interfaces: Sequence[Interface], gateways: Sequence[Gateway]) -> Interface | None:
     """The one that carries training traffic: it has the node's address; failing that it leads out; failing that it is
-    up and no loopback. A machine's other cards, and bridges for containers, lead to nobody."""
+    up, and rather a card than not. A machine's other cards, and bridges for containers, lead to nobody."""
     if address and (found := carrier(address, interfaces)):
         return found
     by_name = {interface.name: interface for interface in interfaces}
     for gateway in gateways:
         if gateway.interface in by_name:
             return by_name[gateway.interface]
-    usable = (i for i in interfaces if i.up and any(a.scope in ("private", "public") for a in i.addresses))
-    return next(usable, None)
+    usable = [i for i in interfaces if i.up and any(a.scope in ("private", "public") for a in i.addresses)]
+    return min(usable, key=lambda interface: interface.virtual, default=None)
 
 
 def fabric_env(machine: Machine) -> tuple[Variable, ...]:
