@@ -30,7 +30,9 @@ _PAGE = 2
 _RECORDED = Path(__file__).with_name("arm")
 
 Answers = dict[str, Any]
-"""Body, or ``(status, body)``, by path below the subscription or from the root. A list is a ``value`` in pages."""
+"""Body, or ``[status, body]``, by path below the subscription or from the root. A list of things is a ``value``, in
+pages."""
+Refusal = list[Any]
 
 
 def recorded(name: str) -> Answers:
@@ -40,11 +42,11 @@ def recorded(name: str) -> Answers:
     return answers
 
 
-def refusal(code: str, message: str = "no", status: int = 403) -> tuple[int, Any]:
-    return status, {"error": {"code": code, "message": message}}
+def refusal(code: str, message: str = "no", status: int = 403) -> Refusal:
+    return [status, {"error": {"code": code, "message": message}}]
 
 
-def forbidden(action: str) -> tuple[int, Any]:
+def forbidden(action: str) -> Refusal:
     """As Azure words it."""
     said = f"The client 'me' with object id 'me' does not have authorization to perform action '{action}' over scope"
     return refusal("AuthorizationFailed", f"{said} '/subscriptions/{SUBSCRIPTION}' or the scope is invalid.")
@@ -57,6 +59,8 @@ class Api:
     url: str
     answers: Answers
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    """What is done with a method, such as ``PATCH``, whatever there is at the path."""
 
     def account(self, token: str = TOKEN) -> Account:
         return connecting(SUBSCRIPTION, Static(token), self.url)
@@ -115,14 +119,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, api: Api) -> tuple[int, Any]:
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
-            return refusal("InvalidAuthenticationToken", "The access token is invalid.", 401)
+            return 401, refusal("InvalidAuthenticationToken", "The access token is invalid.")[1]
         url = urlsplit(self.path)
         path = url.path.lower()
         answer = api.answers.get(path.removeprefix(f"/subscriptions/{SUBSCRIPTION}").lstrip("/"), api.answers.get(path))
+        answer = api.refused.get(self.command, answer)
         if answer is None:
-            return refusal("NotRecorded", f"nobody has recorded {self.command} {url.path}", 400)
-        if isinstance(answer, tuple):
-            return answer
+            return 400, refusal("NotRecorded", f"nobody has recorded {self.command} {url.path}")[1]
+        if isinstance(answer, list) and answer[:1] and isinstance(answer[0], int):
+            return answer[0], answer[1]
         if not isinstance(answer, list):
             return 200, answer
         begin = int(parse_qs(url.query).get("$skiptoken", ["0"])[0])

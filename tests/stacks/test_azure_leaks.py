@@ -231,7 +231,7 @@ def test_nothing_is_ever_left_in_a_region_that_is_spelled_wrong(api: Api) -> Non
         ),
         (refusal("InvalidSubscriptionId", "malformed", 400), "these Azure credentials see no such subscription"),
         ("<html>a proxy</html>", "what answers is not Azure's API; is there a proxy in between?"),
-        ((400, {"error": {"code": "Odd", "message": "Some\nthing"}}), "Azure refused: Odd: Some thing"),
+        (refusal("Odd", "Some\nthing", 400), "Azure refused: Odd: Some thing"),
     ],
 )
 def test_what_azure_refuses_is_one_line(api: Api, answer: Any, said: str) -> None:

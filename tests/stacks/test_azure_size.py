@@ -1,0 +1,89 @@
+"""How many machines Azure's scale set holds, and why not more (``azure_api``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.stacks.azure.size import problems, resize, size
+from gpuctl.stacks.cloud import GroupSize
+from tests.stacks.azure_api import SUBSCRIPTION, Api, forbidden, recorded, refusal, serving
+
+OUTPUTS = {"account": SUBSCRIPTION, "resource_group": "gpuctl-demo", "group": "gpuctl-demo", "region": "eastus"}
+SET = "resourcegroups/gpuctl-demo/providers/microsoft.compute/virtualmachinescalesets/gpuctl-demo"
+LOG = "providers/microsoft.insights/eventtypes/management/values"
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with serving(recorded("subscription") | recorded("size")) as served:
+        yield served
+
+
+def test_machines_are_named_as_nodes_are_and_those_that_end_are_not_among_them(api: Api) -> None:
+    assert size(OUTPUTS, api.account()) == GroupSize(
+        desired=4, running=1, names=("gpuctl-demo_0", "gpuctl-demo_2", "gpuctl-demo_3")
+    )
+
+
+def test_another_number_is_asked_for_and_nothing_else_is_changed(api: Api) -> None:
+    resize(OUTPUTS, 7, api.account())
+    ((path, body),) = [(path, body) for method, path, body in api.asked if method == "PATCH"]
+    assert path.lower().startswith(f"/subscriptions/{SUBSCRIPTION}/{SET}?")
+    assert body == {"sku": {"name": "Standard_ND96asr_v4", "tier": "Standard", "capacity": 7}}
+
+
+def test_nobody_waits_for_machines_to_come(api: Api) -> None:
+    """The answer says that it goes on; a client that waited would ask again."""
+    resize(OUTPUTS, 7, api.account())
+    assert [method for method, _, _ in api.asked] == ["GET", "PATCH"]
+
+
+def test_why_machines_do_not_come_is_told_the_newest_first(api: Api) -> None:
+    assert problems(OUTPUTS, api.account(), NOON) == (
+        "OperationNotAllowed: Operation could not be completed as it results in exceeding approved LowPriorityCores "
+        "quota.",
+        "OverconstrainedAllocationRequest: Allocation failed. VM(s) with the following constraints cannot be "
+        "allocated, because the condition is too restrictive.",
+        "AllocationFailed: Allocation failed. We do not have sufficient capacity for the requested VM size in this "
+        "region.",
+        "SkuNotAvailable: The requested size is currently not available in location 'eastus'.",
+    )
+    (query,) = {one["$filter"] for one in api.queries(LOG) if "$filter" in one}
+    assert query == (
+        "eventTimestamp ge '2026-11-21T11:00:00Z' and eventTimestamp le '2026-11-21T12:00:00Z' and resourceUri eq "
+        f"'/subscriptions/{SUBSCRIPTION}/resourceGroups/gpuctl-demo/providers/Microsoft.Compute"
+        "/virtualMachineScaleSets/gpuctl-demo'"
+    )
+
+
+def test_who_may_not_read_the_log_is_told_what_the_machines_say(api: Api) -> None:
+    api.answers[LOG] = forbidden("Microsoft.Insights/eventtypes/management/values/read")
+    assert [line.partition(":")[0] for line in problems(OUTPUTS, api.account(), NOON)] == [
+        "OverconstrainedAllocationRequest",
+        "AllocationFailed",
+    ]
+
+
+def test_the_same_reason_is_told_once(api: Api) -> None:
+    api.answers[LOG] *= 2
+    told = problems(OUTPUTS, api.account(), NOON)
+    assert len(told) == len(set(told)) == 4
+
+
+def test_a_scale_set_that_is_gone_is_one_line(api: Api) -> None:
+    api.answers[SET] = refusal("ResourceNotFound", "The Resource was not found.", 404)
+    for ask in (size, lambda outputs, account: resize(outputs, 1, account)):
+        with pytest.raises(GpuctlError, match="the scale set gpuctl-demo is gone; make it again with `gpuctl repair`"):
+            ask(OUTPUTS, api.account())
+
+
+def test_a_number_that_azure_refuses_is_one_line(api: Api) -> None:
+    api.answers[SET] = api.answers[SET] | {"sku": {"name": "Standard_ND96asr_v4", "capacity": 0}}
+    api.refused = {"PATCH": refusal("OperationNotAllowed", "exceeding approved\nquota", 409)}
+    with pytest.raises(GpuctlError, match="Azure refused: OperationNotAllowed: exceeding approved quota"):
+        resize(OUTPUTS, 7, api.account())
