@@ -183,7 +183,7 @@ def _decide_draining(job: JobSpec, current: Round, sight: Sight) -> Round | None
         return _cancel(job, current, sight)
     if current.reason.startswith(STALLED):
         return _end(job, current, sight, Outcome(result="failed", exit_code=_STALLED_CODE, message=current.reason))
-    reason = f"{current.reason}; {_names(lost)} lost" if lost else current.reason
+    reason = f"{current.reason}{_time_left(sight.exits)}" + (f"; {_names(lost)} lost" if lost else "")
     return _form(job, current, sight, _usable_now(job, current, sight), reason)
 
 
@@ -296,6 +296,15 @@ def _is_alive(member: Member, sight: Sight) -> bool:
 def _has_ended_well(member: Member, sight: Sight) -> bool:
     """What a node reported in its last moments of failing is part of its being lost."""
     return member.node in sight.exits and sight.exits[member.node].status != "failed"
+
+
+def _time_left(exits: Mapping[str, NodeExit]) -> str:
+    """What was left of the shortest notice when the last checkpoint was safe."""
+    told = [(e.left_s, e.notice.lead_s) for e in exits.values() if e.notice and e.left_s is not None]
+    if not told:
+        return ""
+    left_s, lead_s = min(told)
+    return f", {left_s:.1f} of {lead_s:.0f} s left" if left_s > 0 else f", {lead_s:.0f} s were not enough"
 
 
 def _all_exits(current: Round, sight: Sight, statuses: Set[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+import pytest
 from msgspec.structs import replace
 
 from gpuctl.cluster.records import JobSpec, Member, NodeExit, NodeRecord, Notice, RankExit, Round
@@ -205,6 +206,14 @@ def test_a_drain_ends_when_all_members_have_reported() -> None:
     decision = decided(draining, *two, exits=(ended("n0", "drained"), ended("n1", "drained")))
     assert decision is not None and decision.number == 2 and members(decision) == ["n0", "n2"]
     assert decision.reason == "n1 given notice"
+
+
+@pytest.mark.parametrize(("left_s", "words"), [(21.54, ", 21.5 of 30 s left"), (-0.5, ", 30 s were not enough")])
+def test_the_next_round_says_what_was_left_of_a_notice(left_s: float, words: str) -> None:
+    draining = running("n0", "n1", phase="drain", reason="n1 given notice")
+    told = replace(ended("n1", "drained"), notice=Notice(lead_s=30, at=0), left_s=left_s)
+    decision = decided(draining, node("n0"), node("n2"), exits=(ended("n0", "drained"), told))
+    assert decision is not None and decision.reason == f"n1 given notice{words}"
 
 
 def test_a_member_lost_while_draining_or_overdue_is_not_waited_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def _hand_over(cluster: Cluster, node: str, service: Service, root: Path) -> Non
     cluster.up("1:2")
 
 
+def _round_of_two(cluster: Cluster, job: str) -> int:
+    now = cluster.now(job)
+    return now.number if now and len(now.members) == 2 else 0
+
+
 def _exit(cluster: Cluster, job: str, number: int, node: str) -> NodeExit | None:
     key = layout.node_exit(job, number, node)
     data = cluster.bucket.get(key)
@@ -48,8 +54,8 @@ def test_a_clouds_notice_becomes_a_last_checkpoint_and_no_step_is_lost(
     _hand_over(cluster, "node-1", service, machine)
     script = cluster.write("count.py", COUNTING)
     job = cluster.train(script, "--", "--steps", "100000", "--every", "100000")
-    both = cluster.wait(lambda: (r := cluster.now(job)) and len(r.members) == 2 and r, "a round of two")
-    cluster.wait_for_step(job, 10, both.number)
+    number = cluster.wait(lambda: _round_of_two(cluster, job), "a round of two")
+    cluster.wait_for_step(job, 10, number)
     assert (machine / "run/gpuctl/busy").exists()
     assert msgspec.json.decode((machine / "run/gpuctl/rank0.json").read_bytes())["node"] == cluster.rank0()
     agent = processes.noted_process(cluster.node_dir("node-1"))
@@ -57,7 +63,9 @@ def test_a_clouds_notice_becomes_a_last_checkpoint_and_no_step_is_lost(
     assert service.acknowledged == []
     service.take(lead_s=60)
 
-    node_exit = cluster.wait(lambda: _exit(cluster, job, both.number, "node-1"), "the node to report")
+    cluster.wait(lambda: _exit(cluster, job, number, "node-1"), "the node to report")
+    node_exit = _exit(cluster, job, number, "node-1")
+    assert node_exit is not None
     assert node_exit.status == "drained" and node_exit.notice is not None and node_exit.left_s is not None
     lead_s = 30.0 if service.provider == "gcp" else 60.0
     assert node_exit.notice.lead_s == pytest.approx(lead_s, abs=3)
@@ -67,6 +75,11 @@ def test_a_clouds_notice_becomes_a_last_checkpoint_and_no_step_is_lost(
     assert last.step == node_exit.last_step and last.reason == "notice" and last.left_s is not None
 
     cluster.wait_for_step(job, last.step + 3)
+    now = cluster.now(job)
+    assert now is not None and re.fullmatch(
+        rf"node-1 given notice, \d+\.\d of {node_exit.notice.lead_s:.0f} s left", now.reason
+    )
+    assert now.reason in cluster.run("status").stdout
     steps = [record["step"] for record in cluster.metrics(job)]
     assert sorted(steps) == list(range(1, max(steps) + 1)), "none twice, none left out"
     assert processes.wait_until_ended([agent], 20) == []
