@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from msgspec.structs import replace
+
 from gpuctl.bootstrap.node_spec import NodeSpec, Package
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
@@ -39,6 +41,8 @@ _READY_S = 3600.0
 _LOOK_EVERY_S = 0.5
 _AT_ONCE = 32
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
+_PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST")
+"""Where packages come from is the same there as here."""
 
 
 class SshProvider:
@@ -48,7 +52,8 @@ class SshProvider:
         targets = _targets(request)
         if not request.bucket:
             raise BadInput("machines of your own need a bucket that all of them reach", "such as --bucket s3://…")
-        keys = bucket_keys(request.bucket, os.environ, say)
+        env = bucket_keys(request.bucket, os.environ, say)
+        env |= {name: os.environ[name] for name in _PIP if os.environ.get(name)}
         bucket = open_bucket(request.bucket)
         probe(bucket)
         _agree_on_spec(bucket, request)
@@ -60,7 +65,7 @@ class SshProvider:
             config = ssh_config.write(request.name, [])
 
             def begin(target: Target) -> None:
-                _begin(Machine(target.node, target.words, config, logs), target, bucket, cluster, made, keys)
+                _begin(Machine(target.node, target.words, config, logs), target, bucket, cluster, made, env)
 
             troubles = _each(targets, begin)
         troubles |= _wait_until_ready(bucket, [t.node for t in targets if t.node not in troubles], say)
@@ -146,7 +151,7 @@ def _targets(request: UpRequest) -> list[Target]:
 
 
 def _begin(
-    machine: Machine, target: Target, bucket: Bucket, cluster: KnownCluster, made: Package, keys: dict[str, str]
+    machine: Machine, target: Target, bucket: Bucket, cluster: KnownCluster, made: Package, env: dict[str, str]
 ) -> None:
     facts = machine.look()
     if facts.troubles:
@@ -165,7 +170,7 @@ def _begin(
         node=target.node,
         idle_minutes=0.0,
         unhealthy_minutes=0.0,
-        env=keys,
+        env=env,
     )
     machine.begin(spec)
 
@@ -261,7 +266,7 @@ def _wait_until_ready(bucket: Bucket, nodes: list[str], say: Say) -> dict[str, G
 
 
 def _agree_on_spec(bucket: Bucket, request: UpRequest) -> None:
-    """The cluster's record: the one that is there if it says the same, or a new one."""
+    """The cluster's record: a new one, or the one that is there, which may grow and shrink."""
     asked = ClusterSpec(
         name=request.name,
         provider="ssh",
@@ -274,13 +279,14 @@ def _agree_on_spec(bucket: Bucket, request: UpRequest) -> None:
     if bucket.create(layout.CLUSTER, encode(asked)):
         return
     there = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
-    for what in ("name", "provider", "nodes_min", "nodes_max", "slots"):
+    for what in ("name", "provider", "slots"):
         old, new = getattr(there, what), getattr(asked, what)
         if old != new:
             raise BadInput(
                 f"cluster {there.name!r} exists with {what}={old}, not {new}",
                 "run `gpuctl down` first, or choose another name with --cluster",
             )
+    bucket.put(layout.CLUSTER, encode(replace(there, nodes_min=asked.nodes_min, nodes_max=asked.nodes_max)))
 
 
 @contextmanager
