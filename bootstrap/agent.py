@@ -383,7 +383,8 @@ def main(folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watcher = None
     if identity.provider in CLOUDS:
-        watcher = Watcher(Metadata(identity.provider), agent.notice, agent.at_risk, _say)
+        metadata = Metadata(identity.provider)
+        watcher = Watcher(metadata, agent.notice, agent.at_risk, _say, promised_s=identity.notice_s)
         watcher.start()
     try:
         agent.serve()

@@ -15,7 +15,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     env: dict[str, str] = {}
     """Variables for the workers of every job on this node (network interface, threads)."""
     notice_s: float = 30.0
-    """Seconds between SIGTERM and the end."""
+    """Seconds between a notice that names no time (SIGTERM, Google's) and the end."""
     provider: str = ""
     """Whose machine this is (``node_spec.Host``), and so who gives notice of its end; empty: a process of ``local``."""
     root: str = "/"

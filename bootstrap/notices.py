@@ -39,7 +39,6 @@ _LATE_S = 5.0
 """Taken as left where the time is up by the cloud's clock, though the machine is still there."""
 _MOST_S = 900.0
 """No cloud gives notice so long before: such a time is not believed."""
-_PROMISED_S = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
 _TAKES = ("Preempt", "Terminate")
 """Azure's events after which the machine is gone; the others are about maintenance."""
 
@@ -59,7 +58,7 @@ class Watcher:
     """Raises nothing: what goes wrong is said, once for each kind of trouble.
 
     ``on_notice(lead_s, source)`` is called once, from the watcher's thread; ``on_risk`` with words to show, empty once
-    they do not hold any more.
+    they do not hold any more. ``promised_s`` is what Google gives, which says no time: 30, and up to 120 on request.
     """
 
     def __init__(
@@ -69,6 +68,7 @@ class Watcher:
         on_risk: Callable[[str], None],
         say: Callable[[str], None],
         *,
+        promised_s: float = 30.0,
         every_s: float = EVERY_S,
         long_poll_s: float = LONG_POLL_S,
     ) -> None:
@@ -76,6 +76,7 @@ class Watcher:
         self._on_notice = on_notice
         self._on_risk = on_risk
         self._say = say
+        self._promised_s = {"aws": 120.0, "gcp": promised_s, "azure": 30.0}[metadata.provider]
         self._every_s = every_s
         self._long_poll_s = long_poll_s
         self._ended = threading.Event()
@@ -127,7 +128,6 @@ class Watcher:
         return None
 
     def _ask_gcp(self) -> Word | None:
-        """Google says no time: what it promises counts."""
         path = "/computeMetadata/v1/instance/preempted"
         wait = f"?wait_for_change=true&timeout_sec={self._long_poll_s:g}" if self._asked_before else ""
         self._asked_before = False  # after trouble, begin with the truth: the change may have been missed
@@ -135,7 +135,7 @@ class Watcher:
         if told not in ("TRUE", "FALSE"):
             raise ValueError(f"{path} is {told[:80]!r}")
         self._asked_before = True
-        return Word(_PROMISED_S["gcp"], "gcp: preempted") if told == "TRUE" else None
+        return Word(self._promised_s, "gcp: preempted") if told == "TRUE" else None
 
     def _ask_azure(self) -> Word | None:
         """The events of every machine of the set are told to each of them."""
@@ -161,7 +161,7 @@ class Watcher:
         except ValueError:
             now = time.time()
         left = end - now
-        return max(left, _LATE_S) if left < _MOST_S else _PROMISED_S[self._metadata.provider]
+        return max(left, _LATE_S) if left < _MOST_S else self._promised_s
 
     def _advised(self, risk: str) -> None:
         if risk == self._risk:

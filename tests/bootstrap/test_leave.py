@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +20,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as TheirCredentials
 
+from gpuctl.bootstrap.boot.idle import watch
 from gpuctl.bootstrap.boot.leave import claim, leave
 from gpuctl.bootstrap.boot.metadata import Credentials, Metadata
 from gpuctl.bootstrap.boot.sigv4 import signed
@@ -79,35 +80,50 @@ class Machine:
         self.switched_off += 1
 
 
-def test_an_auto_scaling_group_wants_one_less_and_the_instance_is_gone(s3_endpoint: str) -> None:
+def _aws(service: str, endpoint: str) -> Any:
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-    groups = boto3.client("autoscaling", endpoint_url=s3_endpoint, **keys)
-    ec2 = boto3.client("ec2", endpoint_url=s3_endpoint, **keys)
-    image = ec2.describe_images()["Images"][0]["ImageId"]
-    groups.create_launch_configuration(LaunchConfigurationName="leave", ImageId=image, InstanceType="p4d.24xlarge")
+    return boto3.client(service, endpoint_url=endpoint, **keys)
+
+
+def _group_of_two(endpoint: str, name: str) -> tuple[Any, list[str]]:
+    """A client, and the instances of a new group."""
+    groups = _aws("autoscaling", endpoint)
+    image = _aws("ec2", endpoint).describe_images()["Images"][0]["ImageId"]
+    groups.create_launch_configuration(LaunchConfigurationName=name, ImageId=image, InstanceType="p4d.24xlarge")
     groups.create_auto_scaling_group(
-        AutoScalingGroupName="leave",
-        LaunchConfigurationName="leave",
+        AutoScalingGroupName=name,
+        LaunchConfigurationName=name,
         MinSize=0,
         MaxSize=2,
         DesiredCapacity=2,
         AvailabilityZones=["us-east-1a"],
     )
+    return groups, _members(groups, name)
 
-    def group() -> tuple[int, set[str]]:
-        (told,) = groups.describe_auto_scaling_groups(AutoScalingGroupNames=["leave"])["AutoScalingGroups"]
-        return told["DesiredCapacity"], {each["InstanceId"] for each in told["Instances"]}
 
-    desired, members = group()
-    assert desired == 2
-    mine, other = sorted(members)
+def _described(groups: Any, name: str) -> Any:
+    (told,) = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    return told
+
+
+def _members(groups: Any, name: str) -> list[str]:
+    return sorted(each["InstanceId"] for each in _described(groups, name)["Instances"])
+
+
+def _wanted(groups: Any, name: str) -> int:
+    return int(_described(groups, name)["DesiredCapacity"])
+
+
+def test_an_auto_scaling_group_wants_one_less_and_the_instance_is_gone(s3_endpoint: str) -> None:
+    groups, (mine, other) = _group_of_two(s3_endpoint, "leave")
+    assert _wanted(groups, "leave") == 2
     with Service("aws").running() as service:
         service.add(id=mine)
         machine = Machine("aws", service, s3_endpoint + "/")
         assert machine.leave()
-    assert group() == (1, {other})
-    state = ec2.describe_instances(InstanceIds=[mine])["Reservations"][0]["Instances"][0]["State"]["Name"]
-    assert state in ("shutting-down", "terminated")
+    assert _wanted(groups, "leave") == 1 and _members(groups, "leave") == [other]
+    (told,) = _aws("ec2", s3_endpoint).describe_instances(InstanceIds=[mine])["Reservations"]
+    assert told["Instances"][0]["State"]["Name"] in ("shutting-down", "terminated")
     assert (machine.waited, machine.switched_off) == ([], 0)
 
 
@@ -194,3 +210,32 @@ def test_of_many_who_claim_at_once_one_does(tmp_path: Path) -> None:
         won = list(pool.map(lambda n: claim(tmp_path, f"reason {n}"), range(16)))
     assert won.count(True) == 1
     assert (tmp_path / "run/gpuctl/leaving").read_text() == f"reason {won.index(True)}"
+
+
+def test_an_idle_machine_shrinks_its_group_and_one_that_is_taken_does_not(s3_endpoint: str, tmp_path: Path) -> None:
+    """The watch with all that is real but the machine: the clock, the metadata, the signature, the group."""
+    groups, members = _group_of_two(s3_endpoint, "idle")
+    taken = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        if taken.wait(min(seconds, 0.02)):
+            raise StopIteration
+
+    def take_away(spec: Mapping[str, Any], metadata: Metadata, why: str) -> None:
+        assert leave(spec, metadata, why)
+        taken.set()
+
+    for machine, claimed in zip(members, (True, False), strict=True):
+        root = tmp_path / machine
+        (root / "var/lib/gpuctl/boot").mkdir(parents=True)
+        (root / "var/lib/gpuctl/boot/agent.done").touch()
+        with Service("aws").running() as service:
+            service.add(id=machine)
+            spec = {"provider": "aws", "idle_minutes": 0.005, "sources": {"autoscaling": s3_endpoint + "/"}}
+            if claimed:
+                assert claim(root, "aws: terminate")
+                threading.Timer(1.5, taken.set).start()
+            with pytest.raises(StopIteration):
+                watch(root, spec, Metadata("aws", endpoint=service.url), sleep=sleep, take_away=take_away)
+        taken.clear()
+        assert _wanted(groups, "idle") == (2 if claimed else 1)

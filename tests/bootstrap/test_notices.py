@@ -111,6 +111,22 @@ def test_a_service_that_is_away_or_mad_is_asked_until_it_answers(service: Servic
     assert heard.said.qsize() <= 2, "the same trouble is said once"
 
 
+def test_google_names_no_time_so_what_it_was_asked_for_counts() -> None:
+    with Service("gcp").running() as service:
+        service.take()
+        heard = Heard()
+        watcher = Watcher(
+            Metadata("gcp", endpoint=service.url),
+            lambda lead_s, source: heard.notices.put((lead_s, source)),
+            heard.risks.put,
+            heard.said.put,
+            promised_s=120,
+        )
+        watcher.start()
+        assert heard.notice()[0] == 120
+        watcher.stop()
+
+
 def test_a_session_that_has_ended_is_no_trouble() -> None:
     with Service("aws").running() as service, _watching(service) as (_, heard):
         service.await_(lambda: _polls(service) >= 1)
