@@ -164,8 +164,7 @@ def _cause(one: Blocked) -> str:
 
 
 def _as_json(network: NodeNetwork) -> dict[str, Any]:
-    """Every field, those with their defaults too."""
-    found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(network))
-    found["interfaces"] = [msgspec.to_builtins(msgspec.structs.asdict(one)) for one in network.interfaces]
-    found["contacts"] = [{**msgspec.structs.asdict(one), "ok": one.ok} for one in network.contacts]
+    found: dict[str, Any] = msgspec.to_builtins(network)
+    for one, contact in zip(found["contacts"], network.contacts, strict=True):
+        one["ok"] = contact.ok
     return found

@@ -163,13 +163,10 @@ def _measured(one: Measured, found: Verification, promised: Promised | None) -> 
 def _as_json(found: Verification, promised: Promised | None) -> dict[str, Any]:
     """As it is in the bucket, with the bandwidths that follow."""
     said: dict[str, Any] = msgspec.to_builtins(found)
-    for name in ("pairs", "everyone"):
-        said[name] = [
-            {**msgspec.structs.asdict(one), "algorithm_gbs": one.algorithm_gbs, "bus_gbs": one.bus_gbs}
-            for one in getattr(found, name)
-        ]
+    for name, measured in (("pairs", found.pairs), ("everyone", found.everyone)):
+        for told, one in zip(said[name], measured, strict=True):
+            told |= {"algorithm_gbs": one.algorithm_gbs, "bus_gbs": one.bus_gbs}
     worst = slowest(found.pairs)
     said["slowest"] = list(worst.nodes) if worst else None
     said["promised"] = msgspec.to_builtins(promised)
-    said.setdefault("findings", [])
     return said

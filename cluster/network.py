@@ -27,7 +27,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
 
 
-class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Interface(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     up: bool
     """Switched on, and with a carrier."""
@@ -49,7 +49,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     interface: str
 
 
-class Neighbour(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the kernel's neighbour table: who was spoken to on the same network of late."""
 
     address: str
@@ -60,7 +60,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The kernel's word, such as ``REACHABLE``; empty where it does not tell."""
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Card(msgspec.Struct, frozen=True, kw_only=True):
     """A device below ``/sys/class/infiniband``: a network card that takes data past the kernel."""
 
     name: str
@@ -69,7 +69,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gbps: float | None = None
 
 
-class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Contact(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt to connect to a port of another node."""
 
     node: str
@@ -87,7 +87,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.took_ms is not None
 
 
-class NodeNetwork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeNetwork(msgspec.Struct, frozen=True, kw_only=True):
     """``net/<node>.json``"""
 
     node: str

@@ -25,7 +25,7 @@ SLOW_DEVICE_SHARE = 0.75
 """Of the usual speed of the same kind of GPU."""
 
 
-class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
     """The burn-in of one worker's device."""
 
     node: str
@@ -44,7 +44,7 @@ class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What broke it off."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """An all-reduce among all workers of ``nodes``."""
 
     nodes: tuple[str, ...]
@@ -67,7 +67,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.algorithm_gbs * 2 * (self.ranks - 1) / self.ranks
 
 
-class Transport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Transport(msgspec.Struct, frozen=True, kw_only=True):
     """What one node's NCCL said that it uses between machines (see ``trainers.nccl_log``)."""
 
     network: str = ""
@@ -81,7 +81,7 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it is no faster one, the likeliest first."""
 
 
-class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeFabric(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     efa: int = 0
     infiniband: int = 0
@@ -91,7 +91,7 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     transport: Transport = Transport()
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """``fail`` makes ``verify`` fail, ``warn`` does not."""
 
     severity: Literal["fail", "warn"]
@@ -99,7 +99,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: str = ""
 
 
-class Verification(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """``jobs/<job>/verification/<round>.json``"""
 
     job: str

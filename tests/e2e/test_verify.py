@@ -1,0 +1,90 @@
+"""``gpuctl verify`` of nodes that run. GPUs and NCCL have no part in these: here it is CPUs and gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpuctl.cluster import jobs, layout
+from gpuctl.cluster.records import Promised, encode
+from tests.bench.network import is_possible
+from tests.e2e.machine import Cluster, as_json
+from tests.e2e.scripts import COUNTING
+from tests.e2e.wired import WiredCluster, wired
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[WiredCluster]:
+    if not is_possible():
+        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    with wired(tmp_path, 3) as cluster:
+        for _ in range(3):
+            cluster.add()
+        yield cluster
+
+
+def test_three_sound_nodes_pass_after_the_job_before_them(cluster: Cluster) -> None:
+    cluster.up("3")
+    first = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "60")
+    done = cluster.run("verify", "--burn-in", "0.2", "-o", "json", code=None)
+    found = as_json(done)
+    ended = cluster.now(first)
+    assert ended is not None and ended.phase == "ended", "it waits its turn"
+    assert sorted(found["nodes"]) == ["node-0", "node-1", "node-2"] and found["backend"] == "gloo"
+    assert sorted(sorted(pair["nodes"]) for pair in found["pairs"]) == [
+        ["node-0", "node-1"],
+        ["node-0", "node-2"],
+        ["node-1", "node-2"],
+    ]
+    for one in [*found["pairs"], *found["everyone"]]:
+        n = one["ranks"]
+        assert one["bus_gbs"] == pytest.approx(one["bytes"] / one["seconds"] / 1e9 * 2 * (n - 1) / n)
+    slowest = min(found["pairs"], key=lambda pair: pair["bus_gbs"])
+    assert found["slowest"] == slowest["nodes"]
+    assert [device["wrong_products"] + device["wrong_words"] for device in found["devices"]] == [0, 0, 0]
+    assert all(device["products"] > 1 and device["memory_bytes"] > 1e6 for device in found["devices"])
+    wrong = [one for one in found["findings"] if "slow" not in one["what"]]  # these share two cores
+    assert wrong == []
+    assert (done.returncode == 0) == (found["findings"] == [])
+    assert "pairs measured" in done.stderr
+
+
+def test_fewer_nodes_and_several_workers_of_each(cluster: Cluster) -> None:
+    cluster.up("2", "--slots", "2")
+    found = as_json(cluster.run("verify", "--burn-in", "0.1", "-o", "json"))
+    assert (found["workers"], len(found["devices"])) == (2, 4)
+    assert [pair["ranks"] for pair in found["pairs"]] == [4]
+    alone = cluster.run("verify", "--nodes", "1", "--burn-in", "0.1")
+    assert "the slowest pair" not in alone.stdout and "1 node, gloo" in alone.stdout
+    too_many = cluster.run("verify", "--nodes", "3", code=2)
+    assert "wants 3 nodes" in too_many.stderr
+
+
+def test_a_node_behind_a_slow_wire_is_named_and_verify_fails(three: WiredCluster) -> None:
+    three.slow("node-1", mbit=100)
+    spec = replace(jobs.cluster_spec(three.bucket), promised=Promised(network_gbps=10))
+    three.bucket.put(layout.CLUSTER, encode(spec))
+    done = three.run("verify", "--burn-in", "0.1", code=1)
+    assert "node-1 is slow with every other node" in done.stderr
+    assert "the slowest pair is" in done.stdout and "node-1" in done.stdout.partition("the slowest pair is")[2]
+    assert "sold with 10 Gb/s" in done.stdout
+    assert not [line for line in done.stderr.splitlines() if line.startswith("fail:") and "node-1" not in line]
+    job = as_json(three.run("jobs", "-o", "json"))[-1]
+    assert job["state"] == "failed" and "node-1 is slow" in job["reason"]
+
+
+def test_a_pair_behind_a_firewall_is_named_where_a_collective_would_hang(three: WiredCluster) -> None:
+    job = three.train(three.write("count.py", COUNTING), "--", "--steps", "1")
+    three.wait_for_end(job)
+    leader = three.rank0()
+    source, target = sorted(node for node in three.nodes() if node != leader)
+    three.shut(source, target, "1-65534")
+    found = as_json(three.run("verify", "--burn-in", "0.1", "-o", "json", code=1))
+    shut = {(one["source"], one["target"], one["why"]) for one in found["blocked"]}
+    assert shut == {(source, target, "timed out"), (target, source, "timed out")}  # what is answered is dropped as well
+    assert found["pairs"] == []
+    assert f"{source} cannot connect to {target}" in str(found["findings"])
+    assert all("firewall" in finding["cause"] for finding in found["findings"])
