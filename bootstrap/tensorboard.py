@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -67,7 +68,7 @@ class EventFiles:
 
 
 def serve(store: Bucket, node: str, folder: Path, job: str) -> int:
-    """Until standard input ends, or TensorBoard does; returns the exit code."""
+    """Until standard input ends, SIGTERM comes, or TensorBoard ends; returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="gpuctl-tensorboard-") as target:
         files = EventFiles(store, job, node, folder / "jobs" / job / "rounds", Path(target))
         files.refresh()
@@ -82,6 +83,7 @@ def serve(store: Bucket, node: str, folder: Path, job: str) -> int:
         )
         over = threading.Event()
         threading.Thread(target=_watch_stdin, args=(over,), daemon=True).start()
+        signal.signal(signal.SIGTERM, lambda *_: over.set())
         try:
             if not _wait_until_it_answers(process, port, over):
                 return process.poll() or 1
