@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuctl.bootstrap.fabric import OFI_PLUGINS, TOPOLOGIES, Machine, Variable, fabric_env, traffic_interface
-from gpuctl.cluster.network import Address, Card, CardKind, Gateway, Interface
+from gpuctl.cluster.network import Address, Card, CardKind, Gateway, Interface, Scope
 from gpuctl.stacks.machines import MachineType, catalog
 
 _ALL = catalog().types
@@ -15,7 +15,7 @@ _REMOTE_READS = {"p4d", "p4de", "p5", "p5en"}
 
 
 def _interface(name: str, address: str = "", *, up: bool = True, virtual: bool = False) -> Interface:
-    scope = "loopback" if address.startswith("127.") else "private"
+    scope: Scope = "loopback" if address.startswith("127.") else "private"
     addresses = (Address(address=address, prefix=8 if scope == "loopback" else 24, scope=scope),) if address else ()
     return Interface(name=name, up=up, virtual=virtual, addresses=addresses)
 
