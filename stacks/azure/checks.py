@@ -61,7 +61,9 @@ def checks(request: StackRequest, machine: MachineType, account: Account | None 
     except BadInput:
         raise
     except CredentialsRefused as error:
-        return [_fail("credentials", str(error), "https://aka.ms/azsdk/python/identity/defaultazurecredential/troubleshoot")]
+        return [
+            _fail("credentials", str(error), "https://aka.ms/azsdk/python/identity/defaultazurecredential/troubleshoot")
+        ]
     except GpuctlError as error:
         return [_fail("account", str(error), _SUBSCRIPTIONS)]
     sold = cache(partial(_sold, request, account))  # a long list, which two of the checks want

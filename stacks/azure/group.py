@@ -12,9 +12,9 @@ import base64
 import pulumi
 import pulumi_azure_native as azure
 
-from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.azure import of_cluster, resource_group, subscription
 from gpuctl.stacks.azure.identity import Identity
+from gpuctl.stacks.azure.images import LATEST, image, newest
 from gpuctl.stacks.azure.network import Network
 from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
@@ -66,7 +66,8 @@ class Group(pulumi.ComponentResource):
             ),
             virtual_machine_profile=self._machines(network),
             tags=request.tags(),
-            # A machine that starts finds its way out and its rights there, and they are there until it has ended.
+            # A machine that starts finds its way out and its rights there, and they are there until it has ended. The
+            # image is looked up once: else each `up` would take a newer one, for new machines only.
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=[network, identity],
@@ -85,7 +86,7 @@ class Group(pulumi.ComponentResource):
             billing_profile=compute.BillingProfileArgs(max_price=-1) if self._request.spot else None,
             os_profile=self._login(),
             storage_profile=compute.VirtualMachineScaleSetStorageProfileArgs(
-                image_reference=_image(self._request.image or _IMAGE),
+                image_reference=self._image(),
                 os_disk=compute.VirtualMachineScaleSetOSDiskArgs(
                     create_option=compute.DiskCreateOptionTypes.FROM_IMAGE,
                     caching=compute.CachingTypes.READ_WRITE,
@@ -116,6 +117,16 @@ class Group(pulumi.ComponentResource):
             ),
         )
 
+    def _image(self) -> azure.compute.ImageReferenceArgs:
+        wanted = image(self._request.image or _IMAGE)
+        version: pulumi.Input[str] = wanted.version
+        if version == LATEST:
+            user = azure.authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self))
+            version = user.subscription_id.apply(lambda known: newest(wanted, self._request.region, known))
+        return azure.compute.ImageReferenceArgs(
+            publisher=wanted.publisher, offer=wanted.offer, sku=wanted.sku, version=version
+        )
+
     def _let_leave(self, identity: Identity) -> None:
         """A node deletes its instance, and by that the set's capacity: a role of one right, and on this set only."""
         home = pulumi.Output.concat(
@@ -140,15 +151,6 @@ class Group(pulumi.ComponentResource):
             description=f"nodes {of_cluster(self._request.cluster)} leave it",
             opts=self._inside,
         )
-
-
-def _image(name: str) -> azure.compute.ImageReferenceArgs:
-    """Raises ``BadInput`` for a name that has not four parts."""
-    parts = name.split(":")
-    if len(parts) != 4:
-        raise BadInput(f"{name!r} is no image of Azure's", f"it has four parts, as {_IMAGE} has")
-    publisher, offer, sku, version = parts
-    return azure.compute.ImageReferenceArgs(publisher=publisher, offer=offer, sku=sku, version=version)
 
 
 def _card(network: Network) -> azure.compute.VirtualMachineScaleSetNetworkConfigurationArgs:

@@ -30,8 +30,8 @@ _PAGE = 2
 _RECORDED = Path(__file__).with_name("arm")
 
 Answers = dict[str, Any]
-"""Body, or ``[status, body]``, by path below the subscription or from the root. A list of things is a ``value``, in
-pages."""
+"""Body, or ``[status, body]``, by path below the subscription or from the root. A list of things becomes a ``value``
+in pages; of one that Azure does not page, name the status."""
 Refusal = list[Any]
 
 
@@ -122,8 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
             return 401, refusal("InvalidAuthenticationToken", "The access token is invalid.")[1]
         url = urlsplit(self.path)
         path = url.path.lower()
-        answer = api.answers.get(path.removeprefix(f"/subscriptions/{SUBSCRIPTION}").lstrip("/"), api.answers.get(path))
-        answer = api.refused.get(self.command, answer)
+        below = path.removeprefix(f"/subscriptions/{SUBSCRIPTION}").lstrip("/")
+        answer: Any = api.refused.get(self.command) or api.answers.get(below, api.answers.get(path))
         if answer is None:
             return 400, refusal("NotRecorded", f"nobody has recorded {self.command} {url.path}")[1]
         if isinstance(answer, list) and answer[:1] and isinstance(answer[0], int):

@@ -102,7 +102,7 @@ def test_the_image_is_set_once_and_so_is_the_number_of_machines() -> None:
         "publisher": "microsoft-dsvm",
         "offer": "ubuntu-hpc",
         "sku": "2204",
-        "version": "latest",
+        "version": "known when it is created",
     }
 
 
