@@ -35,6 +35,7 @@ _PAGE = 500
 _LOG_IN = "log in (gcloud auth application-default login), or set GOOGLE_APPLICATION_CREDENTIALS"
 _NO_PROJECT = ("CONSUMER_INVALID", "RESOURCE_PROJECT_INVALID", "USER_PROJECT_DENIED")
 _NOT_ENABLED = ("SERVICE_DISABLED", "accessNotConfigured")
+_TOO_MANY = ("rateLimitExceeded", "userRateLimitExceeded")
 
 
 class Denied(GpuctlError):
@@ -121,11 +122,10 @@ class Account:
         """A request for JSON to ``https://<service>.googleapis.com/<path>``: a POST if there is a ``body``. Raises
         ``GpuctlError``."""
         url = f"{_endpoint(service) or f'https://{service}.googleapis.com'}/{path}"
-        headers = {"X-Goog-Api-Key": self._key} if self._key else {}
         method = "GET" if body is None else "POST"
         with understood():
             response = self._session.request(
-                method, url, params=query, json=body, headers=headers, timeout=_ONE_REQUEST_S
+                method, url, params=query, json=body, headers=self._headers(), timeout=_ONE_REQUEST_S
             )
             if response.status_code >= 400:
                 raise _google("google.api_core.exceptions").from_http_response(response)
@@ -144,6 +144,15 @@ class Account:
         while token := page.get("nextPageToken"):
             page = self.ask(service, path, query={**query, "pageToken": token})
             yield page
+
+    def _headers(self) -> dict[str, str]:
+        """A person's credentials are of no project, and these services want to know whose quota a request uses."""
+        if self._key:
+            return {"X-Goog-Api-Key": self._key}
+        person = isinstance(self._credentials, _google("google.oauth2.credentials").Credentials)
+        if person and self._project and not self._credentials.quota_project_id:
+            return {"X-Goog-User-Project": self._project}
+        return {}
 
     def _client(self, kind: str) -> Any:
         with self._lock:
@@ -216,6 +225,8 @@ def _refusal(error: Any) -> GpuctlError:
     reasons = {str(one.get("reason")) for one in _told(error)} | {str(error.reason)}
     if error.code == 401:
         return CredentialsRefused("Google Cloud does not take these credentials, or they have expired", _LOG_IN)
+    if error.code is None or error.code >= 500 or error.code == 429 or reasons & {*_TOO_MANY}:
+        return GpuctlError(f"Google Cloud answered {error.code}: {said}", "try again later")
     if reasons & {*_NOT_ENABLED}:
         return Denied(said, f"enable it at {_enabling(error)}")
     if reasons & {*_NO_PROJECT} or (error.code == 404 and _is_about_project(said)):
@@ -226,8 +237,6 @@ def _refusal(error: Any) -> GpuctlError:
         return Denied(f"these Google Cloud credentials may not do this: {said}", "ask who manages the project")
     if error.code == 404:
         return NotThere(said)
-    if error.code is None or error.code >= 500 or error.code == 429:
-        return GpuctlError(f"Google Cloud answered {error.code}: {said}", "try again later")
     return GpuctlError(f"Google Cloud refused: {said}")
 
 

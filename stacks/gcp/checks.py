@@ -137,10 +137,15 @@ def _permissions(account: Account) -> Check:
 # -- quota ------------------------------------------------------------------------------------------------------------
 
 
-def quotas(machine: MachineType) -> tuple[tuple[str, int], ...]:
-    """Names of a region's quotas that a machine on demand counts against, and by how much."""
+def quotas(request: StackRequest, machine: MachineType) -> tuple[tuple[str, int], ...]:
+    """Names of a region's quotas that a machine on demand counts against, and by how much; that of its GPUs first."""
     cpus = _CPU_QUOTAS.get(machine.family)
-    return ((_GPU_QUOTAS[machine.gpu], machine.gpus), *(((cpus, machine.vcpus),) if cpus else ()))
+    return (
+        (_GPU_QUOTAS[machine.gpu], machine.gpus),
+        *(((cpus, machine.vcpus),) if cpus else ()),
+        ("SSD_TOTAL_GB", request.disk_gb),  # pd-balanced is of SSDs: see ``group``
+        ("IN_USE_ADDRESSES", 1),
+    )
 
 
 def _quota(request: StackRequest, machine: MachineType, account: Account, project: Any) -> Check:
@@ -149,7 +154,7 @@ def _quota(request: StackRequest, machine: MachineType, account: Account, projec
     whole = _limits(project)
     nodes = request.nodes_max - _own(request, account)
     told: list[tuple[bool, str]] = []
-    for name, each in quotas(machine):
+    for name, each in quotas(request, machine):
         counted = _of_spot(name, region) if request.spot else name
         if counted in region:
             told.append(_enough(f"{counted} in {request.region}", *region[counted], nodes * each))
@@ -161,7 +166,8 @@ def _quota(request: StackRequest, machine: MachineType, account: Account, projec
     if not any(name in region for name in _names(_GPU_QUOTAS[machine.gpu], request)):
         said = f"Compute Engine does not tell the quota of {machine.gpu} in {request.region}"
         return Check(name="quota", status="unknown", message=said, page=page)
-    return _ok("quota", "; ".join(said for _, said in told))
+    others = f", and {len(told) - 1} others are enough" if len(told) > 1 else ""
+    return _ok("quota", f"{told[0][1]}{others}")
 
 
 def _names(name: str, request: StackRequest) -> tuple[str, ...]:

@@ -33,8 +33,8 @@ class Asked(NamedTuple):
     path: str
     query: dict[str, str]
     body: Any
-    key: str
-    """Of an API, in place of a token."""
+    headers: dict[str, str]
+    """By their names in small letters."""
 
 
 @dataclass
@@ -114,7 +114,9 @@ def serving() -> Iterator[Google]:
             url = urlsplit(self.path)
             query = {key: values[-1] for key, values in parse_qs(url.query).items()}
             body = json.loads(raw) if raw.startswith(b"{") else raw.decode()
-            asked = Asked(self.command, url.path, query, body, self.headers.get("X-Goog-Api-Key", ""))
+            asked = Asked(
+                self.command, url.path, query, body, {name.lower(): value for name, value in self.headers.items()}
+            )
             google.asked.append(asked)
             status, answer = google.answer(asked)
             told = json.dumps(answer).encode()
@@ -198,6 +200,8 @@ def environment(google: Google, folder: Path) -> dict[str, str]:
         "GOOGLE_APPLICATION_CREDENTIALS": str(credentials_file(folder, google.endpoint)),
         "CLOUDSDK_CONFIG": str(folder / "none"),
         "NO_GCE_CHECK": "true",
+        # google-auth looks up a service account's regions besides, at an address that nothing changes.
+        **dict.fromkeys(("HTTPS_PROXY", "https_proxy"), "http://127.0.0.1:9"),
     }
 
 

@@ -37,7 +37,7 @@ def grant(project: Google, *, everywhere: float | None = 32, **regional: float |
 @pytest.fixture(autouse=True)
 def generous(project: Google) -> Google:
     """Enough for four a2-highgpu-8g: 32 GPUs and 384 vCPUs, in two zones."""
-    grant(project, A2_CPUS=384, **{SPOT_A100: 32})
+    grant(project, A2_CPUS=384, SSD_TOTAL_GB=800, IN_USE_ADDRESSES=4, **{SPOT_A100: 32})
     sold = {"name": "a2-highgpu-8g"}
     project.put_everywhere("machineTypes", {f"zones/{ZONE}": [sold], "zones/europe-west4-a": [sold]})
     project.put_everywhere("acceleratorTypes", {})
@@ -61,10 +61,8 @@ def test_all_is_well_where_the_cloud_says_so(generous: Google) -> None:
         ("credentials", "project", "region", "machines", "permissions", "quota"), "ok"
     )
     assert found["credentials"].message == EMAIL
-    assert found["quota"].message == (
-        f"{SPOT_A100} in us-central1: 32, 0 in use, 32 more needed; A2_CPUS in us-central1: 384, 0 in use, "
-        "384 more needed; GPUS_ALL_REGIONS: 32, 0 in use, 32 more needed"
-    )
+    said = f"{SPOT_A100} in us-central1: 32, 0 in use, 32 more needed, and 4 others are enough"
+    assert found["quota"].message == said
     assert {one.query.get("filter") for one in generous.requests("/machineTypes")} == {"name=a2-highgpu-8g"}
 
 
@@ -76,6 +74,12 @@ def test_all_is_well_where_the_cloud_says_so(generous: Google) -> None:
         ({SPOT_A100: 0, "NVIDIA_A100_GPUS": 0}, "NVIDIA_A100_GPUS in us-central1 is 0"),
         ({SPOT_A100: 32, "everywhere": 0}, "GPUS_ALL_REGIONS is 0"),
         ({SPOT_A100: 32, "A2_CPUS": 96}, "A2_CPUS in us-central1: 96, 0 in use, 384 more needed"),
+        ({SPOT_A100: 32, "SSD_TOTAL_GB": 500}, "SSD_TOTAL_GB in us-central1: 500, 0 in use, 800 more needed"),
+        (
+            {SPOT_A100: 31, "IN_USE_ADDRESSES": (8, 5)},
+            f"{SPOT_A100} in us-central1: 31, 0 in use, 32 more needed; "
+            "IN_USE_ADDRESSES in us-central1: 8, 5 in use, 4 more needed",
+        ),
     ],
 )
 def test_a_quota_that_is_too_small_fails_with_the_page_to_raise_it(
@@ -88,7 +92,7 @@ def test_a_quota_that_is_too_small_fails_with_the_page_to_raise_it(
 
 def test_spot_machines_share_the_usual_quota_where_they_were_granted_none_of_their_own(project: Google) -> None:
     grant(project, NVIDIA_A100_GPUS=32, **{SPOT_A100: 0})
-    assert checked()["quota"].message.startswith("NVIDIA_A100_GPUS in us-central1: 32, ")
+    assert checked()["quota"].status == "ok"
     grant(project, NVIDIA_A100_GPUS=32, **{SPOT_A100: 8})
     assert checked()["quota"].message == f"{SPOT_A100} in us-central1: 8, 0 in use, 32 more needed"
 
@@ -122,10 +126,10 @@ def test_a_quota_that_compute_engine_does_not_tell_is_unknown(project: Google) -
 
 
 def test_every_machine_that_is_known_goes_by_some_quota() -> None:
-    names = {name for one in catalog().types if one.provider == "gcp" for name, _ in quotas(one)}
+    names = {name for one in catalog().types if one.provider == "gcp" for name, _ in quotas(asked("gcp"), one)}
     assert names == {
         *("NVIDIA_A100_GPUS", "NVIDIA_A100_80GB_GPUS", "NVIDIA_H100_GPUS", "NVIDIA_L4_GPUS", "NVIDIA_T4_GPUS"),
-        *("NVIDIA_V100_GPUS", "A2_CPUS", "CPUS"),
+        *("NVIDIA_V100_GPUS", "A2_CPUS", "CPUS", "SSD_TOTAL_GB", "IN_USE_ADDRESSES"),
     }
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.oauth2.credentials import Credentials
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.cloud import FindsLeftovers, Leftover, cloud
-from gpuctl.stacks.gcp.account import CredentialsRefused, NotThere
+from gpuctl.stacks.gcp.account import Account, CredentialsRefused, NotThere, entering
 from gpuctl.stacks.gcp.leaks import KINDS, NAMED, ROLE, ROLE_ID, SERVICE_ACCOUNT, TAG_KEY, scan
+from gpuctl.stacks.machines import Price, catalog, keep_spot_prices
 from tests.stacks.google import COMPUTE, EMAIL, PROJECT, URL, Google, matches, refusal, typed_refusal
 from tests.stacks.samples import Planned, asked, planned
 
@@ -202,7 +204,7 @@ def test_what_costs_something_is_told_its_price_and_comes_first(project: Google)
         {"name": "idle", "labels": of, "address": "203.0.113.9"},
         {"name": "used", "labels": of, "users": ["x"]},
     ]
-    inside = {"name": "inside", "labels": of, "addressType": "INTERNAL"}
+    inside = {"name": "inside", "network": f"{URL}/global/networks/gpuctl-demo", "addressType": "INTERNAL"}
     project.put_everywhere("addresses", {f"regions/{REGION}": [*addresses, inside]})
     project.put_everywhere("routers", {f"regions/{REGION}": [nat]})
     found = scan([REGION], "demo").found
@@ -221,6 +223,31 @@ def test_what_costs_something_is_told_its_price_and_comes_first(project: Google)
     assert about["d"] == f"200 GB pd-balanced, used by none, {ZONE}"
     assert about["h"] == f"200 GB hyperdisk-balanced, {ZONE}"
     assert about["r"] == "NAT out"
+
+
+def test_a_general_machine_costs_what_it_does_with_the_gpus_that_hang_on_it(
+    project: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def general(name: str, gpu: str, spot: str = "SPOT") -> dict[str, Any]:
+        return instance(
+            name,
+            labels=labels("demo"),
+            machineType=f"{URL}/machineTypes/n1-standard-8",
+            scheduling={"provisioningModel": spot},
+            guestAccelerators=[{"acceleratorType": f"{URL}/acceleratorTypes/{gpu}", "acceleratorCount": 1}],
+        )
+
+    machines = [general("t4", "nvidia-tesla-t4"), general("v100", "nvidia-tesla-v100")]
+    machines += [general("p4", "nvidia-tesla-p4"), general("dear", "nvidia-tesla-t4", "STANDARD")]
+    project.put_everywhere("instances", {f"zones/{ZONE}": machines})
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
+    spot = {"n1-standard-8+t4x1": 0.2, "n1-standard-8+v100x1": 0.9}
+    keep_spot_prices([Price(type=name, region=REGION, spot=usd) for name, usd in spot.items()], "2026-11-21")
+    try:
+        found = {one.id: one.usd_per_hour for one in scan([]).found}
+    finally:
+        catalog.cache_clear()
+    assert found == {"t4": 0.2, "v100": 0.9, "p4": None, "dear": None}
 
 
 def test_what_may_not_be_looked_at_is_said_and_all_else_is_found(project: Google) -> None:
@@ -388,6 +415,24 @@ def test_no_project_is_one_line() -> None:
     path.write_text(json.dumps(told))
     with pytest.raises(BadInput, match="no Google Cloud project is named; set GOOGLE_CLOUD_PROJECT"):
         scan([])
+
+
+def test_the_project_of_the_environment_goes_before_the_credentials_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entering().project == PROJECT
+    monkeypatch.setenv("CLOUDSDK_CORE_PROJECT", "mine")
+    assert entering().project == "mine"
+    monkeypatch.setenv("GOOGLE_PROJECT", "of-pulumi")
+    assert entering().project == "of-pulumi"
+    assert entering("named").project == "named"
+
+
+def test_what_a_person_asks_counts_against_the_project(project: Google) -> None:
+    """Else Google says that the API is not enabled, in a project of its own."""
+    Account(Credentials(token="t"), PROJECT).ask("iam", f"v1/projects/{PROJECT}/roles")
+    Account(Credentials(token="t", quota_project_id="paying"), PROJECT).ask("iam", f"v1/projects/{PROJECT}/roles")
+    entering().ask("iam", f"v1/projects/{PROJECT}/roles")
+    paid = [one.headers.get("x-goog-user-project", "") for one in project.requests("/roles")]
+    assert paid == [PROJECT, "paying", ""]
 
 
 def test_packages_that_are_missing_are_one_line() -> None:

@@ -149,7 +149,8 @@ def test_a_key_will_do_in_place_of_credentials(project: Google, monkeypatch: pyt
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     monkeypatch.setenv("GOOGLE_API_KEY", "a-key")
     assert priced()
-    assert {one.key for one in project.asked} == {"a-key"}
+    assert {one.headers["x-goog-api-key"] for one in project.asked} == {"a-key"}
+    assert not any("authorization" in one.headers for one in project.asked)
 
 
 def test_a_key_that_is_none_is_one_line(project: Google, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_why_machines_do_not_come_is_a_line_each_the_newest_first(group: Google)
     pages = [
         {
             "items": [
-                error("QUOTA_EXCEEDED", QUOTA, "2026-11-21T11:50:00.000+00:00"),
+                error("QUOTA_EXCEEDED", QUOTA, "2026-11-21T11:31:00.000+00:00"),
                 error("ZONE_RESOURCE_POOL_EXHAUSTED", FULL, "2026-11-21T03:40:00.000-08:00"),
             ]
         },
