@@ -27,18 +27,16 @@ from gpuctl.bootstrap.node_spec import NodeSpec, Package
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.cluster.records import BootReport, ClusterSpec, SshHost, decode, encode
+from gpuctl.cluster.records import ClusterSpec, SshHost, decode, encode
 from gpuctl.stacks import package, ssh_config
 from gpuctl.stacks.hosts import read_hosts
 from gpuctl.stacks.known import KnownCluster, forget, remember
 from gpuctl.stacks.provider import Say, UpRequest, forget_nodes
 from gpuctl.stacks.ssh_machine import Machine, Refused, Target, parse_target
+from gpuctl.stacks.ssh_watch import Watch
 
 T = TypeVar("T")
 
-_READY_S = 3600.0
-"""PyTorch with CUDA is several GB."""
-_LOOK_EVERY_S = 0.5
 _AT_ONCE = 32
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
 _PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST")
@@ -63,12 +61,10 @@ class SshProvider:
         _drop_others(bucket, cluster, targets, say)
         with _logs() as logs:
             config = ssh_config.write(request.name, [])
-
-            def begin(target: Target) -> None:
-                _begin(Machine(target.node, target.words, config, logs), target, bucket, cluster, made, env)
-
-            troubles = _each(targets, begin)
-        troubles |= _wait_until_ready(bucket, [t.node for t in targets if t.node not in troubles], say)
+            machines = {target: Machine(target.node, target.words, config, logs) for target in targets}
+            troubles = _each(targets, lambda target: _begin(machines[target], target, bucket, cluster, made, env))
+            begun = [machine for machine in machines.values() if machine.node not in troubles]
+            troubles |= Watch(bucket, begun, say).until_ready()
         ssh_config.write(request.name, read_hosts(bucket))
         for trouble in troubles.values():
             say(f"error: {trouble}")
@@ -227,38 +223,6 @@ def _each(things: Iterable[T], do: Callable[[T], None]) -> dict[str, GpuctlError
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(tried, things))
-    return troubles
-
-
-def _wait_until_ready(bucket: Bucket, nodes: list[str], say: Say) -> dict[str, GpuctlError]:
-    """Those that do not become nodes."""
-    deadline = time.monotonic() + _READY_S
-    waiting, steps = list(nodes), dict.fromkeys(nodes, "")
-    troubles: dict[str, GpuctlError] = {}
-    while waiting:
-        for node in list(waiting):
-            key = layout.boot_report(node)
-            data = bucket.get(key)
-            report = decode(data, BootReport, key) if data else None
-            if report is None:
-                continue
-            if report.state == "ready":
-                say(f"{node}: ready")
-                waiting.remove(node)
-            elif report.state == "failed":
-                said = f"{node} did not become a node: {report.step}: {report.reason}"
-                troubles[node] = Refused(said, f"see `gpuctl logs --boot {node}`")
-                waiting.remove(node)
-            elif report.step != steps[node]:
-                steps[node] = report.step
-                say(f"{node}: {report.step}")
-        if time.monotonic() > deadline:
-            return troubles | {
-                node: Refused(f"{node} was not ready in {_READY_S:g} s", f"see `gpuctl logs --boot {node}`")
-                for node in waiting
-            }
-        if waiting:
-            time.sleep(_LOOK_EVERY_S)
     return troubles
 
 

@@ -63,6 +63,11 @@ systemctl start --no-block gpuctl-boot.service
 """
 """The agent starts again only if it was told something else before: a job that runs here is not disturbed."""
 
+_PULSE = """
+echo "gpuctl:boot=$(systemctl is-active gpuctl-boot.service)"
+echo "gpuctl:log=$(tail -n 1 /var/log/gpuctl-boot.log 2>/dev/null)"
+"""
+
 _UNDO = f"""
 systemctl disable --quiet --now gpuctl-boot.service 2>/dev/null
 systemctl stop gpuctl-agent.service 2>/dev/null
@@ -174,6 +179,11 @@ class Machine:
         """Put the boot program there and start it; how far it comes, it tells the bucket. Raises ``Refused``."""
         wanted = {path: file for path, file in files(spec).items() if path not in _NOT_OURS}
         self._run(as_root(_BEGIN), packed(wanted))
+
+    def pulse(self) -> tuple[bool, str]:
+        """Whether the boot program still runs, and what its log ends with. Raises ``Refused``."""
+        told = _told(self._run(as_root(_PULSE)))
+        return "active" in told.get("boot", []), (told.get("log") or [""])[0]
 
     def undo(self) -> tuple[list[str], list[str]]:
         """What is left of gpuctl there, and the packages that it installed, which stay. Raises ``Refused``."""

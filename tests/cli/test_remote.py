@@ -17,14 +17,17 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
-from msgspec.structs import replace
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.records import BootReport, SshHost, encode
+from gpuctl.stacks import ssh_config
+from gpuctl.stacks.hosts import read_hosts
 from tests import sshd
 from tests.cli.written import WrittenCluster
 from tests.sshd import Sshd
@@ -61,7 +64,7 @@ class Lab(WrittenCluster):
             identities=(str(server.identity),),
             host_keys=(server.host_key,),
         )
-        self.store.put(layout.ssh_host(node), encode(replace(about, **fields)))
+        self.store.put(layout.ssh_host(node), encode(msgspec.structs.replace(about, **fields)))
 
 
 @pytest.fixture
@@ -239,6 +242,16 @@ def test_a_node_without_a_public_address_is_reached_through_one_that_has_one(tmp
     assert settings_of(config, "default-0")["proxyjump"] == "default-node-1"
     assert settings_of(config, "default-1")["hostname"] == "203.0.113.9"
     assert "proxyjump" not in settings_of(config, "default-1")
+
+
+def test_the_way_to_a_node_leads_through_another_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCTL_STATE_DIR", lab.env["GPUCTL_STATE_DIR"])
+    monkeypatch.setenv("HOME", lab.env["HOME"])
+    hosts = [replace(host, is_public=host.node == "node-1") for host in read_hosts(lab.store)]
+    command = ("ssh", "-F", str(ssh_config.write("default", hosts)), "default-0", "echo $GPUCTL_TEST_NODE")
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert said.stdout == "node-0\n"
+    assert {node: server.connections for node, server in lab.servers.items()} == {"node-0": 1, "node-1": 1}
 
 
 # -- ssh ---------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,284 @@
+"""Provider ssh as far as it goes without changing a machine: real sshds on loopback, looked at and refused.
+
+What it does to machines is tested on ones that may be changed, in tests/machines/test_ssh.py.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpuctl.bootstrap.node_spec import NodeSpec, Package
+from gpuctl.bootstrap.user_data import files
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.records import BootReport, SshHost, encode
+from gpuctl.stacks import known, ssh_config
+from gpuctl.stacks.hosts import read_hosts
+from gpuctl.stacks.known import KnownCluster
+from gpuctl.stacks.provider import UpRequest, provider
+from gpuctl.stacks.ssh import bucket_keys
+from gpuctl.stacks.ssh_machine import _NOT_OURS, Machine, Refused, packed, parse_target
+from gpuctl.stacks.ssh_watch import Watch
+from tests import sshd
+from tests.sshd import Sshd
+
+SPEC = NodeSpec(
+    cluster="default",
+    provider="ssh",
+    bucket="s3://bucket/default",
+    package=Package(wheel="w", sha256="0", constraints="c", constraints_sha256="1"),
+    env={"AWS_SECRET_ACCESS_KEY": "not to be seen"},
+)
+
+
+@dataclass
+class User:
+    """Whose ssh is configured for one sshd, under the name ``lab``."""
+
+    home: Path
+    server: Sshd
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.home / ".ssh" / "known_hosts"
+
+    def knows(self, key: str) -> None:
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.server.port} {key}\n")
+
+    def machine(self, *words: str) -> Machine:
+        logs = self.home / "logs"
+        logs.mkdir(exist_ok=True)
+        return Machine("lab", words or ("lab",), ssh_config.write("default", []), logs)
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / ".ssh").mkdir()
+    with sshd.serving(tmp_path / "sshd") as server:
+        made = User(tmp_path, server)
+        made.knows(server.host_key)
+        (tmp_path / ".ssh" / "config").write_text(
+            f"Host lab\n  HostName 127.0.0.1\n  Port {server.port}\n"
+            f"Host *\n  IdentityFile {server.identity}\n  UserKnownHostsFile {made.known_hosts}\n"
+        )
+        yield made
+
+
+# -- what is named -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "words"),
+    [
+        ("lab-7", "lab-7", ("lab-7",)),
+        ("ada@10.0.0.7:2222", "10.0.0.7", ("-p", "2222", "ada@10.0.0.7")),
+        ("[2001:db8::7]:2222", "2001-db8--7", ("-p", "2222", "2001:db8::7")),
+    ],
+)
+def test_a_host_is_named_as_for_ssh(text: str, node: str, words: tuple[str, ...]) -> None:
+    target = parse_target(text)
+    assert (target.node, target.words) == (node, words)
+
+
+@pytest.mark.parametrize("text", ["-oProxyCommand=touch /tmp/x", "a b", "a:port", "a;b", "@a", ""])
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is no host; such as lab-7"):
+        parse_target(text)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "most", "bucket", "said"),
+    [
+        ((), 1, "file:///x", "name the machines; such as --hosts lab-1,lab-2"),
+        (("a", "b@a"), 2, "file:///x", "a is there twice in --hosts; name each machine once"),
+        (("a", "b"), 3, "file:///x", "3 nodes of 2 machines; leave out --nodes, or name as many"),
+        (("a",), 1, None, "machines of your own need a bucket that all of them reach; such as --bucket s3://…"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_before_anything_is_done(
+    hosts: tuple[str, ...], most: int, bucket: str | None, said: str
+) -> None:
+    request = UpRequest(name="default", nodes_min=1, nodes_max=most, bucket=bucket, hosts=hosts)
+    with pytest.raises(BadInput) as refusal:
+        provider("ssh").up(request, print)
+    assert str(refusal.value) == said
+
+
+def test_only_what_the_bucket_needs_goes_from_the_environment_to_the_machines() -> None:
+    env = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "c", "AWS_PROFILE": "d", "HOME": "e"}
+    assert set(bucket_keys("s3://bucket/x", env, print)) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"}
+    assert bucket_keys("s3://bucket/x?access_key_id=a&secret_access_key=b", env, print) == {}
+    assert bucket_keys("file:///shared", env, print) == {}
+    said: list[str] = []
+    bucket_keys("s3://bucket/x", {**env, "AWS_SESSION_TOKEN": "f"}, said.append)
+    assert said == ["these credentials expire; `gpuctl up` again gives the machines new ones"]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://bucket/x", "the machines need credentials for the bucket, and the environment has none"),
+        ("gs://bucket/x", "machines of your own have no way to log in to gs://"),
+        ("az://bucket/x?account_name=me", "machines of your own have no way to log in to az://"),
+    ],
+)
+def test_a_bucket_that_the_machines_could_not_use_is_refused(url: str, said: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        bucket_keys(url, {}, print)
+    assert refusal.value.message == said
+
+
+# -- a look at a machine -----------------------------------------------------------------------------------------------
+
+
+def test_a_look_finds_what_is_missing_for_a_node(user: User) -> None:
+    has_systemd = Path("/run/systemd/system").is_dir()
+    troubles = " ".join(user.machine().look().troubles)
+    assert ("it does not run Linux" in troubles) == (platform.system() != "Linux")
+    assert ("it does not run systemd" in troubles) == (platform.system() == "Linux" and not has_systemd)
+    if os.geteuid() == 0:
+        assert "root" not in troubles
+
+
+def test_how_others_reach_it_is_what_this_users_ssh_knows(user: User) -> None:
+    machine = user.machine()
+    about = machine.about(parse_target("lab"), machine.look())
+    assert (about.node, about.target, about.host, about.port) == ("lab", "lab", "127.0.0.1", user.server.port)
+    assert about.user == user.server.user
+    assert about.identities == (str(user.server.identity),)
+    assert " ".join(user.server.host_key.split()[:2]) == about.host_keys[0]
+    by_port = user.machine("-p", str(user.server.port), "127.0.0.1")
+    assert by_port.about(parse_target("lab"), machine.look()).host_keys[0] == about.host_keys[0]
+
+
+def test_a_machine_whose_host_key_nobody_knows_is_refused(user: User) -> None:
+    user.known_hosts.write_text("")
+    with pytest.raises(Refused, match=r"nobody here knows the host key of lab; log in once and compare it: ssh lab"):
+        user.machine().look()
+    assert user.known_hosts.read_text() == ""
+
+
+def test_a_machine_with_another_host_key_is_refused(user: User) -> None:
+    user.knows(sshd.make_key(user.home / "other").with_suffix(".pub").read_text())
+    with pytest.raises(Refused, match="lab shows another host key than the one known of it, so it was refused"):
+        user.machine().look()
+
+
+def test_a_machine_that_does_not_answer_is_said(user: User) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(Refused, match=r"cannot reach lab at 127.0.0.1: Connection refused; try it by hand: ssh -p"):
+            user.machine("-p", str(free.getsockname()[1]), "127.0.0.1").look()
+
+
+@pytest.mark.usefixtures("user")
+def test_all_that_cannot_be_nodes_are_named_and_nothing_is_left_of_them(file_url: str) -> None:
+    """Two that are never reached, so that whoever runs this test keeps the machine that it runs on."""
+    said: list[str] = []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        hosts = (f"127.0.0.1:{port}", f"127.0.0.2:{port}")
+        request = UpRequest(name="default", nodes_min=2, nodes_max=2, bucket=file_url, hosts=hosts)
+        with pytest.raises(Exception, match=r"2 of 2 machines are no nodes: 127.0.0.\d, 127.0.0.\d; mend them"):
+            provider("ssh").up(request, said.append)
+    assert sorted(line.partition(" at ")[0] for line in said) == [
+        "error: cannot reach 127.0.0.1",
+        "error: cannot reach 127.0.0.2",
+    ]
+    cluster = known.find("default")
+    assert provider("ssh").down(cluster, said.append) == []
+    assert open_bucket(file_url).get(layout.CLUSTER) is None
+
+
+# -- as a node ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_put_there_unpacks_as_it_was_meant_and_lets_nothing_end_the_machine(tmp_path: Path) -> None:
+    wanted = {path: file for path, file in files(SPEC).items() if path not in _NOT_OURS}
+    subprocess.run(("tar", "-C", str(tmp_path), "-xf", "-"), input=packed(wanted), check=True, timeout=10)
+    there = {f"/{path.relative_to(tmp_path)}" for path in tmp_path.rglob("*") if path.is_file()}
+    assert there == set(wanted)
+    assert (tmp_path / "etc/gpuctl/node.json").stat().st_mode & 0o777 == 0o600
+    holders = [path for path in there if "not to be seen" in (tmp_path / path[1:]).read_text()]
+    assert holders == ["/etc/gpuctl/node.json"]
+    assert set(files(SPEC)) - there == set(_NOT_OURS), "user-data has something that this provider must judge"
+
+
+def test_a_boot_that_ends_without_a_word_to_the_bucket_is_not_waited_for(user: User, file_url: str) -> None:
+    """On this machine no boot program runs."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can ask for it")
+    began = time.monotonic()
+    troubles = Watch(open_bucket(file_url), [user.machine()], print, quiet_s=0.0).until_ready()
+    assert "lab has ended its boot without a word to the bucket" in str(troubles["lab"])
+    assert time.monotonic() - began < 20
+
+
+def test_what_machines_tell_the_bucket_is_said_once(user: User, file_url: str) -> None:
+    store = open_bucket(file_url)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        state = "ready" if len(said) == 2 else "booting"
+        step = "" if state == "ready" else f"step {len(said)}"
+        store.put(layout.boot_report("lab"), encode(BootReport(node="lab", state=state, step=step)))
+
+    say("begin")
+    assert Watch(store, [user.machine()], say).until_ready() == {}
+    assert said == ["begin", "lab: step 1", "lab: ready"]
+
+
+def test_a_machine_that_failed_is_not_waited_for(user: User, file_url: str) -> None:
+    store = open_bucket(file_url)
+    failed = BootReport(node="lab", state="failed", step="gpuctl", reason="no space left")
+    store.put(layout.boot_report("lab"), encode(failed))
+    troubles = Watch(store, [user.machine()], print).until_ready()
+    assert str(troubles["lab"]) == "lab did not become a node: gpuctl: no space left; see `gpuctl logs --boot lab`"
+
+
+# -- what ssh is told --------------------------------------------------------------------------------------------------
+
+
+def test_what_ssh_was_told_of_a_cluster_is_forgotten_with_it(user: User, file_url: str) -> None:
+    store = open_bucket(file_url)
+    store.put(layout.ssh_host("lab"), encode(SshHost(node="lab", target="lab", host="127.0.0.1")))
+    known.remember(KnownCluster(name="default", provider="ssh", bucket=file_url))
+    for name in ("default", "default-2"):
+        ssh_config.write(name, read_hosts(store))
+    known.forget("default")
+    assert sorted(path.name for path in (user.home / "state" / "ssh").iterdir()) == [
+        f"default-2.{kind}" for kind in ("conf", "config", "known_hosts")
+    ]
+
+
+def test_the_line_goes_into_the_file_that_a_link_leads_to(user: User) -> None:
+    config = user.home / ".ssh" / "config"
+    dotfiles = user.home / "dotfiles"
+    config.rename(dotfiles)
+    config.symlink_to(dotfiles)
+    text = dotfiles.read_text()
+    assert ssh_config.install() == (config, True)
+    assert config.is_symlink()
+    assert dotfiles.read_text().endswith(f"\n\n{text}")
+
+
+def test_a_first_configuration_is_its_owners_alone(user: User) -> None:
+    config = user.home / ".ssh" / "config"
+    config.unlink()
+    config.parent.rename(user.home / "elsewhere")
+    ssh_config.install()
+    assert (config.stat().st_mode & 0o777, config.parent.stat().st_mode & 0o777) == (0o600, 0o700)
