@@ -7,11 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.oauth2.credentials import Credentials
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.cloud import FindsLeftovers, Leftover, cloud
@@ -428,8 +428,9 @@ def test_the_project_of_the_environment_goes_before_the_credentials_own(monkeypa
 
 def test_what_a_person_asks_counts_against_the_project(project: Google) -> None:
     """Else Google says that the API is not enabled, in a project of its own."""
-    Account(Credentials(token="t"), PROJECT).ask("iam", f"v1/projects/{PROJECT}/roles")
-    Account(Credentials(token="t", quota_project_id="paying"), PROJECT).ask("iam", f"v1/projects/{PROJECT}/roles")
+    credentials: Any = import_module("google.oauth2.credentials").Credentials
+    Account(credentials(token="t"), PROJECT).ask("iam", f"v1/projects/{PROJECT}/roles")
+    Account(credentials(token="t", quota_project_id="paying"), PROJECT).ask("iam", f"v1/projects/{PROJECT}/roles")
     entering().ask("iam", f"v1/projects/{PROJECT}/roles")
     paid = [one.headers.get("x-goog-user-project", "") for one in project.requests("/roles")]
     assert paid == [PROJECT, "paying", ""]
