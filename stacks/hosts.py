@@ -27,6 +27,11 @@ _FILE = re.compile(r"[A-Za-z0-9_/~][A-Za-z0-9_/.+@=, -]*")
 _KEY = re.compile(r"((?:ssh|ecdsa|sk)-[a-z0-9@.-]+) ([A-Za-z0-9+/]+=*)(?: .*)?")
 
 
+def is_name(text: str) -> bool:
+    """Whether it can name a node: nothing else may become a part of a path or of a setting."""
+    return _NAME.fullmatch(text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """A machine, and the way to its sshd."""
@@ -59,7 +64,7 @@ def read_hosts(store: Bucket) -> list[Host]:
     given = {host.node: host for host in _records(store, layout.HOSTS, SshHost)}
     nodes = {beat.record.node: beat for beat in beats}
     names = sorted(
-        (name for name in {*nodes, *reports, *given} if _NAME.fullmatch(name)),
+        (name for name in {*nodes, *reports, *given} if is_name(name)),
         key=lambda n: (n != rank0, n not in nodes, seats.get(n, len(seats)), len(n), n),
     )
     return [

@@ -29,7 +29,7 @@ from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records import ClusterSpec, SshHost, decode, encode
 from gpuctl.stacks import package, ssh_config
-from gpuctl.stacks.hosts import read_hosts
+from gpuctl.stacks.hosts import is_name, read_hosts
 from gpuctl.stacks.known import KnownCluster, forget, remember
 from gpuctl.stacks.provider import Say, UpRequest, forget_nodes
 from gpuctl.stacks.ssh_machine import Machine, Refused, Target, parse_target
@@ -208,7 +208,8 @@ def _keys_of(node: str) -> tuple[str, ...]:
 def _hosts(bucket: Bucket) -> list[SshHost]:
     entries = bucket.list(layout.HOSTS)
     found = bucket.get_many([entry.key for entry in entries])
-    return [decode(data, SshHost, entry.key) for entry, data in zip(entries, found, strict=True) if data is not None]
+    hosts = [decode(data, SshHost, e.key) for e, data in zip(entries, found, strict=True) if data is not None]
+    return [host for host in hosts if is_name(host.node)]
 
 
 def _each(things: Iterable[T], do: Callable[[T], None]) -> dict[str, GpuctlError]:
