@@ -8,14 +8,18 @@ of it is within ``MOST_BYTES``.
 from __future__ import annotations
 
 import ast
+import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from gpuctl.bootstrap.boot import FROM_WHEEL
 from gpuctl.bootstrap.node_spec import NodeSpec
+from gpuctl.cluster.errors import BadInput
 
 MOST_BYTES = 12 * 1024
 """Compressed. AWS takes 16,384."""
@@ -72,6 +76,9 @@ TasksMax=infinity
 """
 """Boot starts it. Its workers pin memory for the fabric; one that runs out of memory does not take it along."""
 
+_SECRET = re.compile("key|secret|token|passw|sas|credential", re.IGNORECASE)
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+_HAVE_THEIR_OWN = "leave it out: machines have an identity of their own"
 _NO_UPGRADES = 'APT::Periodic::Enable "0";\n'
 
 
@@ -82,7 +89,9 @@ class File(NamedTuple):
 
 
 def render(spec: NodeSpec) -> str:
-    """Pure, and the same text every time for the same spec."""
+    """Pure, and the same text every time for the same spec. Raises ``BadInput`` for a spec with a secret in it: whoever
+    may look at a machine in the cloud's console reads its user-data, and so does every process on the machine."""
+    _refuse_secrets(spec)
     from jinja2 import Environment, StrictUndefined  # weighs 50 ms, and no other verb needs it
 
     template = Path(__file__).with_name("user-data.yaml.j2").read_text()
@@ -94,7 +103,7 @@ def render(spec: NodeSpec) -> str:
 
 
 def files(spec: NodeSpec) -> dict[str, File]:
-    """By path: all that is put onto the machine, in this order."""
+    """By path: all that is put onto the machine, in this order. Where SSH brings them, they may hold keys."""
     return {
         "/etc/apt/apt.conf.d/99-gpuctl": File(_NO_UPGRADES, "0644"),
         "/etc/gpuctl/node.json": File(_every_field(spec), "0600"),
@@ -105,10 +114,22 @@ def files(spec: NodeSpec) -> dict[str, File]:
     }
 
 
+def _refuse_secrets(spec: NodeSpec) -> None:
+    options = dict(parse_qsl(urlsplit(spec.bucket).query, keep_blank_values=True))
+    for name in options:
+        if _SECRET.search(name):
+            raise BadInput(
+                f"the bucket's URL has a secret in it ({name}), and machines are told the URL", _HAVE_THEIR_OWN
+            )
+    for name, value in {**spec.env, **spec.sources}.items():
+        if _SECRET.search(name) or _PASSWORD.search(value):
+            raise BadInput(f"{name} holds a secret, and would be in user-data", _HAVE_THEIR_OWN)
+
+
 def _every_field(spec: NodeSpec) -> str:
     """The boot program knows no defaults."""
     nested = {"package": msgspec.structs.asdict(spec.package), "promise": msgspec.structs.asdict(spec.promise)}
-    return msgspec.json.encode({**msgspec.structs.asdict(spec), **nested}).decode() + "\n"
+    return json.dumps({**msgspec.structs.asdict(spec), **nested}) + "\n"  # in ASCII: YAML has line ends of its own
 
 
 @cache

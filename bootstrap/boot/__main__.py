@@ -28,14 +28,14 @@ _ALSO_ON_PATH = ":/opt/amazon/efa/bin"
 _AGAIN_S = 30.0
 
 
-def main(args: Sequence[str]) -> int:
+def main(args: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> int:
     root = Path(os.environ.get("GPUCTL_ROOT", "/"))
     spec = json.loads((root / "etc/gpuctl/node.json").read_text())
     metadata = Metadata(spec["provider"])
     match args:
         case ["boot"]:
             os.environ["PATH"] += _ALSO_ON_PATH
-            boot(root, spec, metadata)
+            boot(root, spec, metadata, sleep)
         case ["idle"]:
             watch(root, spec, metadata)
         case ["leave", why]:
@@ -46,7 +46,7 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callable[[float], None] = time.sleep) -> None:
+def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callable[[float], None]) -> None:
     """Until the machine is a node, and the bucket knows; or has failed, and is gone. Raises ``OSError`` if the machine
     cannot find out who it is: whoever started this tries again."""
     instance = metadata.instance()

@@ -50,6 +50,6 @@ def _efa() -> int:
 
 
 def _infiniband() -> int:
-    """Cards with an active port; Azure's Ethernet card is of the same make."""
+    """Cards with an active port. Azure's Ethernet card is of the same make, and its transport is called InfiniBand."""
     cards = sh("ibv_devinfo").split("hca_id:")[1:]
-    return sum("PORT_ACTIVE" in card and "InfiniBand" in card for card in cards)
+    return sum("PORT_ACTIVE" in card and bool(re.search(r"link_layer:\s*InfiniBand", card)) for card in cards)

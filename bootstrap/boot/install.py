@@ -84,7 +84,8 @@ class Machine:
 
     def hold(self) -> None:
         """No upgrade takes the driver from under what runs, nor dpkg's lock from the steps to come."""
-        sh("systemctl", "mask", "--now", *_UPGRADES)
+        sh("systemctl", "mask", *_UPGRADES)
+        _works("systemctl", "stop", *_UPGRADES)  # which fails for those that are not there
         self._wait_for_dpkg()
         self._hold_driver()
 
@@ -191,13 +192,16 @@ class Machine:
         return name
 
     def _network_env(self) -> dict[str, str]:
-        """What ``gpuctl net`` derives from the interfaces. Without it, NCCL and gloo find their own way."""
+        """What follows from the interfaces there are. Without it, NCCL and gloo find their own way."""
+        python, about = str(self._at("opt/gpuctl/venv") / "bin/python"), self.instance
+        command = [python, "-m", "gpuctl.bootstrap.net", "--env", "--type", about.type, "--address", about.address]
         try:
-            said = sh(f"{self._at('opt/gpuctl/venv')}/bin/python", "-m", "gpuctl.bootstrap.net", "--env")
-        except OSError:
+            said = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=30, check=True)
+            found: dict[str, str] = json.loads(said.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            print(f"nothing is known of the network: {error}", flush=True)
             return {}
-        pairs = (line.split("=", 1) for line in said.splitlines() if "=" in line)
-        return {key: value for key, value in pairs if key.isidentifier()}
+        return found
 
     # -- packages -----------------------------------------------------------------------------------------------------
 
@@ -224,15 +228,14 @@ class Machine:
     def _hold_driver(self) -> None:
         if not shutil.which("dpkg-query"):
             return
-        show = ("dpkg-query", "-W", "-f", "${Package} ${db:Status-Abbrev}\n", "*nvidia*", "cuda-drivers*")
+        show = ("dpkg-query", "-W", "-f", r"${Package} ${db:Status-Abbrev}\n", "*nvidia*", "cuda-drivers*")
         listed = subprocess.run(show, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False).stdout
         if held := [line.split()[0] for line in listed.splitlines() if line.split()[1:2] in (["ii"], ["hi"])]:
             sh("apt-mark", "hold", *held)
 
     def _add_source(self, name: str, key: str, line: str) -> None:
         """A line of ours in apt's sources: the given one, or else ``line`` signed by what lies at ``key``."""
-        given = self.spec["sources"].get(name)
-        if not given:
+        if not (given := self.spec["sources"].get(name)):
             with urlopen(key, timeout=30) as answer:
                 self._at(f"etc/apt/keyrings/gpuctl-{name}.asc").write_bytes(answer.read())
             given = f"deb [signed-by={self._at(f'etc/apt/keyrings/gpuctl-{name}.asc')}] {line}"

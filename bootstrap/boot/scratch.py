@@ -55,9 +55,12 @@ def _mount_volume(folder: Path, apt: Callable[..., None]) -> None:
 def _new_volume(devices: list[dict[str, Any]], apt: Callable[..., None]) -> str:
     """The device for a file system; empty: there are no disks for one."""
     for device in devices:
-        if (device["label"] or "").endswith(f":{_LABEL}"):  # a part of our array, which has no file system yet
-            return str(device["children"][0]["path"])
-    empty = [d["path"] for d in devices if _MODELS.fullmatch((d["model"] or "").strip()) and _is_empty(d)]
+        if (device["label"] or "").endswith(f":{_LABEL}"):  # a part of our array, which shows no file system
+            if device["children"]:
+                return str(device["children"][0]["path"])
+            sh("mdadm", "--assemble", "--scan")
+            raise OSError("the array of the scratch disks was not put together")  # it is now: try again
+    empty = sorted(d["path"] for d in devices if _MODELS.fullmatch((d["model"] or "").strip()) and _is_empty(d))
     if len(empty) < 2:
         return "".join(empty)
     if not shutil.which("mdadm"):

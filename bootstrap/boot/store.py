@@ -22,7 +22,9 @@ from .sigv4 import signed
 
 _TRIES = 3
 _TIMEOUT_S = 10
-_BLOB = {"x-ms-version": "2023-11-03", "x-ms-blob-type": "BlockBlob"}
+_BYTES = {"Content-Type": "application/octet-stream"}
+"""Else urllib says that it is a form, and some servers take it for one."""
+_BLOB = {**_BYTES, "x-ms-version": "2023-11-03", "x-ms-blob-type": "BlockBlob"}
 
 
 class Store:
@@ -89,7 +91,7 @@ def open_store(url: str, env: Mapping[str, str], metadata: Metadata | None) -> S
     def s3(method: str, key: str, body: bytes) -> Request:
         region = options.get("region") or env.get("AWS_REGION") or "us-east-1"
         whole = at(options.get("endpoint") or f"https://s3.{region}.amazonaws.com", key)
-        return Request(whole, body or None, signed(method, whole, region, "s3", keys(), {}, body), method=method)
+        return Request(whole, body or None, signed(method, whole, region, "s3", keys(), _BYTES, body), method=method)
 
     def keys() -> Credentials:
         if "access_key_id" in options:
@@ -102,7 +104,7 @@ def open_store(url: str, env: Mapping[str, str], metadata: Metadata | None) -> S
     def gs(method: str, key: str, body: bytes) -> Request:
         token = options.get("bearer_token") or _asked(metadata).token("")
         whole = at(options.get("base_url") or "https://storage.googleapis.com", key)
-        return Request(whole, body or None, {"Authorization": f"Bearer {token}"}, method=method)
+        return Request(whole, body or None, {**_BYTES, "Authorization": f"Bearer {token}"}, method=method)
 
     def az(method: str, key: str, body: bytes) -> Request:
         base = options.get("endpoint") or f"https://{options['account_name']}.blob.core.windows.net"

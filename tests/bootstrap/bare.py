@@ -21,10 +21,17 @@ import psutil
 
 from gpuctl.bootstrap import boot
 from gpuctl.bootstrap.node_spec import NodeSpec, Package, Promise
-from gpuctl.bootstrap.user_data import files
+from gpuctl.bootstrap.user_data import File, files
 
-REAL = ("sh", "bash", "cat", "sleep", "touch", "dirname", "mkdir", "rm", "ls")
+REAL = ("sh", "bash", "cat", "sleep", "touch", "dirname", "mkdir", "rm", "ln", "grep")
 """Programs that stand-ins are made of."""
+SYSTEM = {
+    "etc/os-release": 'NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n',
+    "etc/passwd": "root:x:0:0::/root:/bin/sh\nubuntu:x:1000:1000::/home/ubuntu:/bin/sh\n",
+    "etc/ssh/ssh_host_ed25519_key.pub": "ssh-ed25519 AAAA root@ip-10-0-0-7\n",
+    "home/ubuntu/.ssh/authorized_keys": "ssh-ed25519 BBBB me@laptop\n",
+}
+"""What its image brings."""
 PINS = b"# nothing is pinned\n"
 NODE = "i-0123456789abcdef0"
 """What ``tests.metadata`` calls a machine of AWS's."""
@@ -39,10 +46,16 @@ _TWO_CARDS = """for i in 0 1; do
     echo "provider: efa"; echo "    domain: rdmap$i-rdm"
     echo "provider: efa"; echo "    domain: rdmap$i-rdm"
 done"""
+_INSTALLS = """for package; do case "$package" in
+    docker.io) ln -sf dpkg "$PROGRAMS/docker";;
+    ibverbs-utils) ln -sf dpkg "$PROGRAMS/ibv_devinfo";;
+    nvidia-container-toolkit) ln -sf dpkg "$PROGRAMS/nvidia-ctk";;
+esac; done"""
+_TELL = """printf '%s\\n' "${0##*/} $*" >> "$CALLS" """
 STAND_INS = {
     "systemctl": _STARTS_AGENT,
     "journalctl": 'echo "error: there is no cluster"',
-    "apt-get": "",
+    "apt-get": _INSTALLS,
     "apt-mark": "",
     "dpkg": "",
     "dpkg-query": 'echo "nvidia-driver-580 ii "; echo "libnvidia-compute-580 hi "; echo "nvidia-old rc "',
@@ -58,6 +71,11 @@ STAND_INS = {
     "mdadm": "",
     "mkfs.ext4": "",
 }
+_HURRIED = """
+import sys, time
+from gpuctl_boot.__main__ import main
+sys.exit(main(["boot"], sleep=lambda seconds: time.sleep(seconds if seconds >= 600 else seconds / 100)))
+"""
 
 
 def wheel() -> bytes:
@@ -111,12 +129,14 @@ class BareMachine:
             "BUCKET": str(self.bucket),
             "NODE": NODE,
             "CALLS": str(self._calls),
+            "PROGRAMS": str(self.programs),
         }
         self.put_files()
 
     def put_files(self) -> None:
         """As cloud-init does."""
-        for name, file in files(self.spec).items():
+        image = {name: File(text, "0644") for name, text in SYSTEM.items()}
+        for name, file in {**image, **files(self.spec)}.items():
             path = self.root / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text)
@@ -142,9 +162,17 @@ class BareMachine:
         """From now on, ``name`` is this shell script."""
         path = self.programs / name
         partial = path.with_suffix(".partial")
-        partial.write_text(f'#!/bin/sh\necho "{name} $*" >> "$CALLS"\n{body}\n')
+        partial.write_text(f"#!/bin/sh\n{_TELL}\n{body}\n")
         partial.chmod(0o755)
         partial.replace(path)
+
+    def trap(self, name: str, after: str) -> Path:
+        """The next time that ``name`` is called once step ``after`` is done, it makes the file returned, and waits."""
+        path, caught = self.programs / name, self.programs / f"{name}.caught"
+        usual = path.read_text().partition(_TELL)[2] if path.exists() else ""
+        done = self.root / f"var/lib/gpuctl/boot/{after}.done"
+        self.program(name, f'if [ -e "{done}" ] && [ ! -e "{caught}" ]; then touch "{caught}"; sleep 600; fi{usual}')
+        return caught
 
     def without(self, *names: str) -> None:
         for name in names:
@@ -158,8 +186,9 @@ class BareMachine:
     # -- the boot program ---------------------------------------------------------------------------------------------
 
     def start(self) -> subprocess.Popen[str]:
+        """With pauses of a hundredth, but for those of minutes."""
         return subprocess.Popen(
-            [sys.executable, "-m", "gpuctl_boot", "boot"],
+            [sys.executable, "-c", _HURRIED],
             env=self.env,
             cwd=self.root,
             stdin=subprocess.DEVNULL,

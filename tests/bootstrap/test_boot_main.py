@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
-from tests.bootstrap.bare import NODE, BareMachine
+from gpuctl.bootstrap.node_spec import Promise
+from gpuctl.cluster.records import BootReport, decode
+from tests.bootstrap.answering import answering
+from tests.bootstrap.bare import NODE, BareMachine, lose_power, wait_for
 from tests.metadata import Service
 
 
@@ -19,17 +26,172 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, service: Service) -> BareMachine:
-    return BareMachine(tmp_path, service.url)
+def make(tmp_path: Path, service: Service) -> Callable[..., BareMachine]:
+    """A bare machine whose image brings an environment, so that pip is a stand-in too."""
+
+    def made(**changes: Any) -> BareMachine:
+        machine = BareMachine(tmp_path, service.url, **changes)
+        machine.program("venv-python", "")
+        folder = machine.root / "opt/gpuctl/venv/bin"
+        folder.mkdir(parents=True)
+        (folder / "python").symlink_to(machine.programs / "venv-python")
+        return machine
+
+    return made
 
 
-def test_a_bare_machine_becomes_a_node(machine: BareMachine) -> None:
-    said = machine.boot()
-    report = machine.report()
-    assert (report["state"], report["node"], report["reason"]) == ("ready", NODE, ""), said + machine.log()
+def test_a_bare_machine_becomes_a_node(tmp_path: Path, service: Service) -> None:
+    machine = BareMachine(tmp_path, service.url)  # whose python makes the environment, and its pip installs gpuctl
+    machine.boot()
+    report = decode((machine.bucket / f"boot/{NODE}.json").read_bytes(), BootReport, "the report")
+    assert (report.node, report.state, report.reason) == (NODE, "ready", ""), machine.log()
+    assert (report.address, report.user) == ("127.0.0.1", "ubuntu")
+    assert report.host_keys == ("ssh-ed25519 AAAA",)
     assert machine.calls()[-1] == "systemctl start gpuctl-agent.service"
-    identity = machine.root / "var/lib/gpuctl/node/identity.json"
-    told = json.loads(identity.read_text())
+    told = json.loads((machine.root / "var/lib/gpuctl/node/identity.json").read_text())
     assert (told["node"], told["provider"], told["address"]) == (NODE, "aws", "127.0.0.1")
-    assert identity.stat().st_mode & 0o777 == 0o600
-    assert (machine.root / "opt/gpuctl/venv/bin/python").exists()
+    installed = machine.root / "opt/gpuctl/venv/bin/python"
+    assert subprocess.run([installed, "-c", "import gpuctl"], timeout=60, check=True)
+    secret = [p.name for p in machine.root.rglob("*") if p.is_file() and p.stat().st_mode & 0o77 == 0]
+    assert {"node.json", "identity.json", "agent.env"} <= set(secret)
+
+
+def test_a_reboot_checks_and_starts_again_and_installs_nothing(make: Callable[..., BareMachine]) -> None:
+    machine = make()
+    machine.boot()
+    before = len(machine.calls())
+    machine.boot()
+    again = [call.split()[0] for call in machine.calls()[before:]]
+    assert set(again) == {"systemctl", "udevadm", "lsblk", "nvidia-smi", "fi_info", "python"}
+    assert machine.calls("python")[-1].endswith("--env --type p4d.24xlarge --address 127.0.0.1")
+    assert machine.report()["state"] == "ready"
+
+
+def test_a_step_that_fails_twice_then_works_delays_a_node_and_no_more(make: Callable[..., BareMachine]) -> None:
+    machine = make()
+    cards = 'echo "    domain: a"; echo "    domain: b"'
+    machine.program("fi_info", f'[ "$(grep -c ^fi_info "$CALLS")" -ge 3 ] || exit 61; {cards}')
+    said = machine.boot()
+    assert len(machine.calls("fi_info")) == 3
+    assert "gate fi_info -p efa -t FI_EP_RDM exited with 61: it said nothing" in said
+    assert machine.report()["state"] == "ready"
+
+
+def test_a_machine_that_fails_says_why_keeps_its_log_and_leaves(make: Callable[..., BareMachine]) -> None:
+    with answering(200) as (url, seen):
+        machine = make(sources={"autoscaling": url})
+        machine.program("nvidia-smi", 'echo "0, 40960, 0"')
+        machine.boot()
+    report = machine.report()
+    assert (report["state"], report["step"], report["reason"]) == ("failed", "gate", "1 GPUs, and the type has 2")
+    assert "gate 1 GPUs, and the type has 2 (" in machine.log()
+    assert "+ systemctl mask" in machine.log()
+    asked = parse_qs(seen[0]["body"])
+    assert asked["Action"] == ["TerminateInstanceInAutoScalingGroup"]
+    assert asked["InstanceId"] == [NODE]
+    claim = machine.root / "run/gpuctl/leaving"
+    assert claim.read_text() == "boot failed: gate: 1 GPUs, and the type has 2"
+    assert machine.calls("systemctl start gpuctl-agent") == []
+
+
+def test_a_machine_that_failed_waits_for_whoever_wants_to_look_at_it(make: Callable[..., BareMachine]) -> None:
+    machine = make(unhealthy_minutes=10.0)
+    machine.program("nvidia-smi", "exit 9")
+    process = machine.start()
+    try:
+        wait_for(lambda: (machine.bucket / f"boot/{NODE}.json").exists(), "a report")
+        wait_for(lambda: machine.report()["state"] == "failed", "the failure")
+        assert process.poll() is None
+        assert not (machine.root / "run/gpuctl/leaving").exists()
+    finally:
+        lose_power(process)
+
+
+def test_a_machine_that_somebody_else_takes_away_already_is_not_taken_twice(make: Callable[..., BareMachine]) -> None:
+    with answering() as (url, seen):
+        machine = make(sources={"autoscaling": url})
+        (machine.root / "run/gpuctl").mkdir(parents=True)
+        (machine.root / "run/gpuctl/leaving").write_text("idle for 15 minutes")
+        machine.program("nvidia-smi", "exit 9")
+        machine.boot()
+    assert seen == []
+    assert (machine.root / "run/gpuctl/leaving").read_text() == "idle for 15 minutes"
+
+
+def test_a_machine_of_ones_own_that_fails_stays(make: Callable[..., BareMachine]) -> None:
+    machine = make(provider="ssh", node=NODE, address="127.0.0.1")
+    machine.program("nvidia-smi", "exit 9")
+    machine.boot()
+    assert machine.report()["state"] == "failed"
+    assert not (machine.root / "run/gpuctl/leaving").exists()
+    assert machine.calls("apt") == []
+
+
+def test_a_bucket_that_takes_no_reports_does_not_stop_the_boot(make: Callable[..., BareMachine]) -> None:
+    machine = make()
+    (machine.bucket / f"boot/{NODE}.json.partial").mkdir()  # in the way of every report, and of no wheel
+    process = machine.start()
+    try:
+        wait_for(lambda: machine.calls("systemctl start gpuctl-agent"), "the agent")
+        wait_for((machine.root / "var/lib/gpuctl/boot/agent.done").exists, "the end of the last step")
+        assert not (machine.bucket / f"boot/{NODE}.json").exists()
+    finally:
+        lose_power(process)
+
+
+_PROGRAMS = {
+    "hold": "apt-mark",
+    "driver": "nvidia-smi",
+    "docker": "apt-get",
+    "toolkit": "nvidia-ctk",
+    "fabric": "apt-get",
+    "scratch": "lsblk",
+    "gate": "ibv_devinfo",
+    "gpuctl": "venv-python",
+    "identity": "venv-python",
+    "agent": "systemctl",
+}
+"""A program that each step runs."""
+
+
+@pytest.mark.parametrize("step", _PROGRAMS)
+def test_power_lost_in_the_middle_of_a_step_and_the_next_boot_ends_well(
+    make: Callable[..., BareMachine], step: str
+) -> None:
+    machine = make(promise=Promise(gpus=2, gpu_memory_gb=40, fabric="infiniband"))
+    machine.without("docker")
+    before = (["program", *_PROGRAMS])[list(_PROGRAMS).index(step)]
+    if step == "gate":
+        machine.program("ibv_devinfo", "")
+    caught = machine.trap(_PROGRAMS[step], after=before)
+    process = machine.start()
+    wait_for(lambda: caught.exists() or process.poll() is not None, f"{step}")
+    assert process.poll() is None, machine.log()
+    lose_power(process)
+    done = {path.stem for path in (machine.root / "var/lib/gpuctl/boot").glob("*.done")}
+    assert step not in done
+    machine.boot()
+    assert machine.report()["state"] == "ready", machine.log()
+    if step == "gpuctl":  # the broken environment was thrown away, and its stand-ins with it
+        installed = machine.root / "opt/gpuctl/venv/bin/python"
+        assert subprocess.run([installed, "-c", "import gpuctl"], timeout=60, check=True)
+    ends = {one: machine.log().count(f" {one} done (") for one in _PROGRAMS}
+    assert ends[step] == 1
+    assert {one for one in done if ends.get(one, 0) > 1} <= {"scratch", "gate", "identity"}
+
+
+def test_a_verb_that_is_none_is_refused(make: Callable[..., BareMachine]) -> None:
+    machine = make()
+    ran = subprocess.run(
+        [sys.executable, "-m", "gpuctl_boot", "dance"], env=machine.env, capture_output=True, timeout=60, check=False
+    )
+    assert ran.returncode == 2
+
+
+def test_a_machine_that_does_not_know_who_it_is_is_started_again(
+    make: Callable[..., BareMachine], service: Service
+) -> None:
+    service.be_down()
+    process = make().start()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, said

@@ -1,0 +1,108 @@
+"""The health gate: each way in which a machine can have less than its type, and how that is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuctl.bootstrap.boot.gate import check
+from tests.bootstrap.bare import BareMachine
+
+PROMISE = {"gpus": 2, "gpu_memory_gb": 40.0, "fabric": "efa", "fabric_cards": 2}
+_PORT = """hca_id: mlx5_{0}
+        transport:                      InfiniBand (0)
+                port:   1
+                        state:                  {1} (4)
+                        link_layer:             {2}
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BareMachine:
+    machine = BareMachine(tmp_path)
+    for name, value in machine.env.items():
+        monkeypatch.setenv(name, value)
+    return machine
+
+
+def gpus(machine: BareMachine, *rows: str) -> None:
+    machine.program("nvidia-smi", "\n".join(f'echo "{row}"' for row in rows))
+
+
+def ports(machine: BareMachine, *told: tuple[str, str]) -> None:
+    text = "".join(_PORT.format(n, *each) for n, each in enumerate(told))
+    machine.program("ibv_devinfo", f"cat <<'END'\n{text}END")
+
+
+def wrong(**changes: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        check({**PROMISE, **changes})
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_machine_that_has_what_its_type_promises_passes() -> None:
+    check(PROMISE)
+
+
+def test_a_machine_without_gpus_or_fabric_is_asked_for_none(machine: BareMachine) -> None:
+    machine.without("nvidia-smi", "fi_info")
+    check({"gpus": 0, "gpu_memory_gb": 0.0, "fabric": "gvnic", "fabric_cards": 1})
+
+
+@pytest.mark.parametrize(
+    ("mib", "promised"), [(23028, 24), (40960, 40), (81559, 80), (143771, 141), (15360, 16), (32510, 32), (46068, 48)]
+)
+def test_what_drivers_keep_of_the_memory_is_no_fault(machine: BareMachine, mib: int, promised: float) -> None:
+    gpus(machine, f"0, {mib}, [N/A]", f"1, {mib}, [N/A]")
+    check({**PROMISE, "gpu_memory_gb": promised})
+
+
+def test_a_missing_gpu_is_named(machine: BareMachine) -> None:
+    gpus(machine, "0, 40960, 0")
+    assert wrong() == "1 GPUs, and the type has 2"
+
+
+def test_a_gpu_too_many_is_another_machine_than_was_paid_for(machine: BareMachine) -> None:
+    gpus(machine, *(f"{n}, 40960, 0" for n in range(3)))
+    assert wrong() == "3 GPUs, and the type has 2"
+
+
+def test_a_gpu_with_too_little_memory_is_named(machine: BareMachine) -> None:
+    gpus(machine, "0, 40960, 0", "1, 20480, 0")
+    assert wrong() == "GPU 1 has 21 GB of memory, and should have 40"
+
+
+def test_a_gpu_with_uncorrected_errors_is_named(machine: BareMachine) -> None:
+    gpus(machine, "0, 40960, 3", "1, 40960, [N/A]")
+    assert wrong() == "GPU 0 has 3 uncorrected memory errors"
+
+
+def test_a_missing_card_of_efa_is_named(machine: BareMachine) -> None:
+    machine.program("fi_info", 'echo "    domain: rdmap0-rdm"; echo "    domain: rdmap0-rdm"')
+    assert wrong() == "1 working cards of efa, and the type has 2"
+
+
+def test_a_program_that_fails_is_the_reason(machine: BareMachine) -> None:
+    machine.program("fi_info", 'echo "fi_getinfo: -61"; exit 61')
+    with pytest.raises(OSError, match="fi_getinfo: -61"):
+        check(PROMISE)
+
+
+def test_of_infiniband_only_active_ports_count_and_no_ethernet(machine: BareMachine) -> None:
+    good, down, ethernet = ("PORT_ACTIVE", "InfiniBand"), ("PORT_DOWN", "InfiniBand"), ("PORT_ACTIVE", "Ethernet")
+    ports(machine, good, good, ethernet)
+    check({**PROMISE, "fabric": "infiniband"})
+    ports(machine, good, down, ethernet)
+    assert wrong(fabric="infiniband") == "1 working cards of infiniband, and the type has 2"
+
+
+def test_all_that_is_wrong_is_named_at_once(machine: BareMachine) -> None:
+    gpus(machine, "0, 20480, 1")
+    machine.program("fi_info", "")
+    assert wrong() == (
+        "1 GPUs, and the type has 2; GPU 0 has 21 GB of memory, and should have 40; "
+        "GPU 0 has 1 uncorrected memory errors; 0 working cards of efa, and the type has 2"
+    )

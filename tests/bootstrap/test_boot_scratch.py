@@ -1,0 +1,173 @@
+"""``/scratch``: which disks become it, and which are never touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuctl.bootstrap.boot.scratch import make_scratch
+from tests.bootstrap.bare import BareMachine
+
+AWS = "Amazon EC2 NVMe Instance Storage"
+LABEL = "gpuctl-scratch"
+
+
+class Disks:
+    """Those that lsblk shows, and what was done with them."""
+
+    def __init__(self, machine: BareMachine) -> None:
+        self.machine = machine
+        self.apt: list[str] = []
+
+    def show(self, *disks: dict[str, Any]) -> None:
+        (self.machine.root / "lsblk.json").write_text(json.dumps({"blockdevices": disks}))
+        self.machine.program("lsblk", f"cat {self.machine.root}/lsblk.json")
+
+    def make(self) -> list[str]:
+        before = len(self.machine.calls())
+        make_scratch(self.machine.root, lambda *names: self.apt.extend(names))
+        changes = ("mount", "mkfs", "mdadm")
+        return [call for call in self.machine.calls()[before:] if call.startswith(changes)]
+
+    def mounted(self, *folders: str) -> None:
+        path = self.machine.root / "proc/mounts"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"/dev/x {self.machine.root}/{folder} ext4 rw 0 0\n" for folder in folders))
+
+
+@pytest.fixture
+def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disks:
+    machine = BareMachine(tmp_path)
+    for name, value in machine.env.items():
+        monkeypatch.setenv(name, value)
+    return Disks(machine)
+
+
+def disk(path: str, model: str | None = AWS, **fields: Any) -> dict[str, Any]:
+    usual = {"type": "disk", "fstype": None, "pttype": None, "label": None, "mountpoint": None}
+    return {"path": path, "model": model, **usual, **fields}
+
+
+ROOT_DISK = disk("/dev/nvme0n1", "Amazon Elastic Block Store", pttype="gpt", children=[disk("/dev/nvme0n1p1", None)])
+
+
+def test_one_empty_disk_of_the_machine_is_formatted_and_mounted(disks: Disks) -> None:
+    disks.show(ROOT_DISK, disk("/dev/nvme1n1"))
+    scratch = disks.machine.root / "scratch"
+    assert disks.make() == [
+        f"mkfs.ext4 -q -F -L {LABEL} /dev/nvme1n1",
+        f"mount -o noatime /dev/nvme1n1 {scratch}",
+    ]
+    assert scratch.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_several_become_one_volume_in_a_fixed_order(disks: Disks) -> None:
+    disks.show(disk("/dev/nvme2n1"), ROOT_DISK, disk("/dev/nvme1n1"))
+    assert disks.make() == [
+        f"mdadm --create /dev/md/{LABEL} --run --level=0 --name={LABEL} --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1",
+        f"mkfs.ext4 -q -F -L {LABEL} /dev/md/{LABEL}",
+        f"mount -o noatime /dev/md/{LABEL} {disks.machine.root}/scratch",
+    ]
+    assert disks.apt == []
+
+
+def test_mdadm_is_installed_where_it_is_missing_and_needed(disks: Disks) -> None:
+    disks.machine.without("mdadm")
+    disks.show(disk("/dev/a"))
+    disks.make()
+    assert disks.apt == []
+    disks.show(disk("/dev/a"), disk("/dev/b"))
+    with pytest.raises(FileNotFoundError):  # apt is none of ours here
+        disks.make()
+    assert disks.apt == ["mdadm"]
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        ROOT_DISK,
+        disk("/dev/a", fstype="xfs"),
+        disk("/dev/a", pttype="gpt"),
+        disk("/dev/a", label="mine"),
+        disk("/dev/a", mountpoint="/data"),
+        disk("/dev/a", children=[disk("/dev/mapper/vg", None)]),
+        disk("/dev/a", type="part"),
+        disk("/dev/a", "Amazon Elastic Block Store"),
+        disk("/dev/a", "nvme_card-pd"),
+        disk("/dev/a", "MSFT NVMe Accelerator v1.0"),
+        disk("/dev/a", None),
+    ],
+    ids=lambda used: " ".join(str(value) for value in used.values() if value)[:60],
+)
+def test_no_other_disk_is_touched(disks: Disks, used: dict[str, Any]) -> None:
+    disks.show(used)
+    assert disks.make() == []
+    assert (disks.machine.root / "scratch").is_dir()
+
+
+def test_a_disk_on_which_blkid_finds_something_that_lsblk_did_not_is_not_touched(disks: Disks) -> None:
+    disks.show(disk("/dev/nvme1n1"))
+    for code in (0, 8):  # found something; found several
+        disks.machine.program("blkid", f"exit {code}")
+        assert disks.make() == []
+
+
+@pytest.mark.parametrize("model", [AWS, "nvme_card", "nvme_card3", "Microsoft NVMe Direct Disk v2", f"{AWS}   "])
+def test_scratch_disks_of_all_clouds_are_known(disks: Disks, model: str) -> None:
+    disks.show(disk("/dev/a", model))
+    assert disks.make()[0].startswith("mkfs.ext4")
+
+
+def test_after_a_reboot_the_volume_is_mounted_and_not_made_again(disks: Disks) -> None:
+    disks.show(disk("/dev/a", fstype="ext4", label=LABEL))
+    assert disks.make() == [f"mount -o noatime /dev/a {disks.machine.root}/scratch"]
+    array = disk("/dev/md127", None, type="raid0", fstype="ext4", label=LABEL)
+    member: dict[str, Any] = {"fstype": "linux_raid_member", "label": f"host:{LABEL}", "children": [array]}
+    disks.show(disk("/dev/a", **member), disk("/dev/b", **member))
+    assert disks.make() == [f"mount -o noatime /dev/md127 {disks.machine.root}/scratch"]
+
+
+def test_an_array_that_was_broken_off_before_it_had_a_file_system_gets_one(disks: Disks) -> None:
+    member: dict[str, Any] = {
+        "fstype": "linux_raid_member",
+        "label": f"host:{LABEL}",
+        "children": [disk("/dev/md127", None)],
+    }
+    disks.show(disk("/dev/a", **member), disk("/dev/b", **member))
+    assert disks.make() == [
+        f"mkfs.ext4 -q -F -L {LABEL} /dev/md127",
+        f"mount -o noatime /dev/md127 {disks.machine.root}/scratch",
+    ]
+
+
+def test_an_array_that_is_in_pieces_is_put_together_and_nothing_is_formatted(disks: Disks) -> None:
+    disks.show(disk("/dev/a", fstype="linux_raid_member", label=f"host:{LABEL}"))
+    with pytest.raises(OSError, match="not put together"):
+        disks.make()
+    assert disks.machine.calls("m") == ["mdadm --assemble --scan"]
+
+
+def test_somebody_elses_array_is_not_touched(disks: Disks) -> None:
+    member: dict[str, Any] = {
+        "fstype": "linux_raid_member",
+        "label": "host:data",
+        "children": [disk("/dev/md127", None)],
+    }
+    disks.show(disk("/dev/a", **member), disk("/dev/b", **member))
+    assert disks.make() == []
+
+
+def test_what_is_mounted_already_stays_as_it_is(disks: Disks) -> None:
+    disks.show(disk("/dev/a"))
+    disks.mounted("scratch")
+    assert disks.make() == []
+
+
+def test_the_volume_that_an_image_makes_is_used(disks: Disks) -> None:
+    disks.show(disk("/dev/a", fstype="LVM2_member"))
+    disks.mounted("opt/dlami/nvme")
+    root = disks.machine.root
+    assert disks.make() == [f"mount --bind {root}/opt/dlami/nvme {root}/scratch"]
