@@ -54,8 +54,6 @@ from gpuctl.cluster.worker import WorkerContext
 
 SIGTERM = "SIGTERM"
 """Source of a notice that nobody but the system, or a person, gave: the machine itself may stay."""
-_MOST_WAIT_S = 30 * 60.0
-"""For nodes that a job lacks, while which a machine does not count as idle."""
 
 
 @dataclass(slots=True)
@@ -85,8 +83,7 @@ class Agent:
         self._leave_by: float | None = None
         self._heard = False
         self._risk = ""
-        self._traces = Traces(identity)
-        self._waiting_since: float | None = None
+        self._traces = Traces(identity, self._clock)
         self._active: _Active | None = None
         self._unsent: list[NodeExit] = []
         self._workspaces: dict[str, JobWorkspace] = {}
@@ -149,7 +146,7 @@ class Agent:
     def _turn(self) -> None:
         assert self._interpreter is not None
         self._interpreter.keep()
-        self._show_busy()
+        self._traces.show(works=self._active is not None, waits=bool(self._mingle.jobs))
         if self._notice is not None and not self._heard:
             self._hear(self._notice)
         if self._notice is not None and not self._heartbeat.told_of_notice:
@@ -249,14 +246,6 @@ class Agent:
             return node_exit
         left_s = round(self._leave_by - self._clock.monotonic(), 3)
         return replace(node_exit, notice=self._notice, left_s=left_s)
-
-    def _show_busy(self) -> None:
-        """A job runs here, or waits for nodes, though not without end: machines that wait in vain shall end as well."""
-        waits = self._active is None and bool(self._mingle.jobs)
-        now = self._clock.monotonic()
-        self._waiting_since = (self._waiting_since or now) if waits else None
-        if self._active or (self._waiting_since is not None and now - self._waiting_since < _MOST_WAIT_S):
-            self._traces.touch_busy()
 
     def _prepare_jobs(self) -> None:
         """Have the code and the imports of every unfinished job here before a round needs them."""

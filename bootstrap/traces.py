@@ -10,30 +10,32 @@ from pathlib import Path
 
 from gpuctl.bootstrap.boot.leave import claim
 from gpuctl.bootstrap.identity import Identity
+from gpuctl.cluster.clock import Clock
+
+MOST_WAIT_S = 30 * 60.0
+"""While a job waits for nodes that it lacks, those that it has are not idle; but not longer than this."""
 
 
 class Traces:
     """What cannot be written is not: no job ends for it."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, clock: Clock) -> None:
         self._root = Path(identity.root) if identity.provider else None
+        self._clock = clock
+        self._waiting_since: float | None = None
 
-    def touch_busy(self) -> None:
-        """There is a job here at this moment, so the machine is not idle."""
-        if self._root:
-            with contextlib.suppress(OSError):
-                folder = self._folder(self._root)
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / "busy").touch()
+    def show(self, *, works: bool, waits: bool) -> None:
+        """Whether a job runs here, and whether there is one that could. Call it on every turn of the agent's loop."""
+        now = self._clock.monotonic()
+        if works or not waits:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        if works or (self._waiting_since is not None and now - self._waiting_since < MOST_WAIT_S):
+            self._write("busy", None)
 
     def write_rank0(self, said: bytes) -> None:
-        if self._root:
-            with contextlib.suppress(OSError):
-                folder = self._folder(self._root)
-                folder.mkdir(parents=True, exist_ok=True)
-                partial = folder / "rank0.partial"
-                partial.write_bytes(said)
-                partial.replace(folder / "rank0.json")
+        self._write("rank0.json", said)
 
     def claim(self, why: str) -> None:
         """The cloud takes the machine: the idle watch need not."""
@@ -41,6 +43,16 @@ class Traces:
             with contextlib.suppress(OSError):
                 claim(self._root, why)
 
-    @staticmethod
-    def _folder(root: Path) -> Path:
-        return root / "run/gpuctl"
+    def _write(self, name: str, said: bytes | None) -> None:
+        """``None``: only touch it."""
+        if self._root is None:
+            return
+        path = self._root / "run/gpuctl" / name
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if said is None:
+                path.touch()
+                return
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(said)
+            partial.replace(path)

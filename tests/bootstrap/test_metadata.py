@@ -59,6 +59,8 @@ def test_a_machine_of_no_group_says_so() -> None:
     with Service("gcp").running() as service:
         service.machine.group = ""
         assert _metadata(service).instance().group == ""
+        service.machine.tags["created-by"] = "projects/123456789/zones/us-central1-a/batchJobs/other"
+        assert _metadata(service).instance().group == ""
 
 
 def test_the_endpoint_may_come_from_the_environment(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

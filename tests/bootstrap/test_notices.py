@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,7 +38,7 @@ def _watching(service: Service) -> Iterator[tuple[Watcher, Heard]]:
         heard.risks.put,
         heard.said.put,
         every_s=0.02,
-        long_poll_s=5,
+        long_poll_s=60,
     )
     watcher.start()
     try:
@@ -57,12 +59,20 @@ def _polls(service: Service) -> int:
     return sum("spot/instance-action" in q or "preempted" in q or "scheduledevents" in q for q in service.seen)
 
 
+def _await_the_end_of_watching() -> None:
+    deadline = time.monotonic() + 20
+    while any(thread.name == "notices" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "it asks on"
+        time.sleep(0.01)
+
+
 def test_a_notice_is_told_once_with_the_time_that_is_left(service: Service) -> None:
     with _watching(service) as (_, heard):
         service.await_(lambda: _polls(service) >= 2)
         assert heard.notices.empty()
         service.take(lead_s=100)
         lead_s, source = heard.notice()
+        _await_the_end_of_watching()
     assert source == NOTICE[service.provider]
     assert lead_s == pytest.approx(30 if service.provider == "gcp" else 100, abs=2.5), "Google promises 30 s"
     assert heard.notices.empty() and heard.said.qsize() == (service.provider == "azure")
