@@ -16,6 +16,7 @@ would wait for them forever. That is refused with a ``StoreError``.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 import uuid
@@ -222,6 +223,10 @@ class Bucket:
         return open_bucket(url, patience_s=self._patience_s, timeout_s=self._timeout_s)
 
 
+_ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT")
+"""Variables that obstore takes an endpoint from."""
+
+
 def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) -> Bucket:
     """Open ``url`` without touching the network (a folder is created).
 
@@ -271,7 +276,8 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
 
     try:
         options: dict[str, Any] = dict(parse_qsl(parts.query, strict_parsing=True) if parts.query else [])
-        if any(value.startswith("http://") for value in options.values()):  # whatever the store calls its endpoint
+        told = [*options.values(), *(os.environ.get(name, "") for name in _ENDPOINTS)]
+        if any(value.startswith("http://") for value in told):  # whatever the store calls its endpoint
             client["allow_http"] = True
         store = opened()
     except Exception as error:

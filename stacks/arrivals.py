@@ -19,7 +19,7 @@ from gpuctl.cluster.status import read_heartbeats
 from gpuctl.stacks.cloud import GroupSize, Resizes
 from gpuctl.stacks.provider import Say
 
-_LOOK_S = 5.0
+_LOOK_S = 3.0
 BOOT_S = 20 * 60.0
 """Longest from a machine that runs to a node that lives: a driver and torch take most of it where the image has
 neither."""

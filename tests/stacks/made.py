@@ -1,0 +1,43 @@
+"""The engine's side of a program, for ``pulumi_cli``: what is declared is made at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+from pulumi.runtime.proto import resource_pb2
+
+from tests.stacks.monitor import Monitor
+from tests.stacks.pulumi_cli import MAKERS, Events, State
+
+
+class Made(Monitor):
+    """What the program wants is made at once."""
+
+    def __init__(self, state: State, events: Events) -> None:
+        super().__init__()
+        self.state = state
+        self.events = events
+
+    def RegisterResource(self, request: Any, context: Any) -> Any:  # noqa: N802 (Pulumi's name)
+        answer = super().RegisterResource(request, context)
+        kind, name = request.type, request.name
+        if not request.custom or kind.startswith("pulumi:"):
+            return answer
+        inputs = MessageToDict(request.object)
+        known = self.state.find(kind, name)
+        if known is None:
+            self.events.step("resourcePreEvent", "create", kind, name)
+            try:
+                told = MAKERS[kind](inputs) if kind in MAKERS else {}
+            except Exception as error:
+                self.events.failed("create", kind, name, str(error))
+                raise
+            known = {"type": kind, "name": name, "kept": request.retainOnDelete, "told": told}
+            self.state.add(known)
+            self.events.step("resOutputsEvent", "create", kind, name)
+        made = answer.object
+        made.update({key: value for key, value in known["told"].items() if key != "id"})
+        return resource_pb2.RegisterResourceResponse(
+            urn=answer.urn, id=known["told"].get("id", f"id of {name}"), object=made
+        )

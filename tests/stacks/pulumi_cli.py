@@ -1,0 +1,255 @@
+"""A program that stands in for Pulumi's CLI: it runs the inline program for real and makes what it declares on a moto
+server, as far as the rest of gpuctl asks for it there: bucket, network, group, launch template, security group.
+
+Its state is one JSON file. It keeps what is ``retain_on_delete``, deletes in turn, last first, and leaves what it must
+not know of (machines) to the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def install(folder: Path) -> Path:
+    """A folder for PATH with ``pulumi`` in it."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "pulumi"
+    root = Path(__file__).resolve().parents[2]
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} -m tests.stacks.pulumi_cli "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+class State:
+    """``state.json`` of the folder that the CLI works in: another is in the backend, which the tests do not share."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        told: Record = json.loads(path.read_text()) if path.exists() else {}
+        self.there: bool = told.get("there", False)
+        self.resources: list[Record] = told.get("resources", [])
+        self.outputs: Record = told.get("outputs", {})
+
+    def find(self, kind: str, name: str) -> Record | None:
+        return next((one for one in self.resources if (one["type"], one["name"]) == (kind, name)), None)
+
+    def add(self, one: Record) -> None:
+        self.resources.append(one)
+        self.save()
+
+    def save(self) -> None:
+        self._path.write_text(json.dumps({"there": self.there, "resources": self.resources, "outputs": self.outputs}))
+
+    def deployment(self) -> Record:
+        urns = [f"urn:pulumi:demo::gpuctl::{one['type']}::{one['name']}" for one in self.resources]
+        return {"resources": [{"urn": urn, "type": urn.split("::")[2]} for urn in urns]}
+
+
+class Events:
+    """The log that the Automation API reads along."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._sequence = 0
+
+    def step(self, event: str, verb: str, kind: str, name: str) -> None:
+        urn = f"urn:pulumi:demo::gpuctl::{kind}::{name}"
+        about = {"type": kind, "urn": urn, "custom": True, "id": "", "parent": "", "inputs": {}, "outputs": {}}
+        whole = {**about, "provider": ""}
+        old, new = (whole, None) if verb == "delete" else (None, whole)
+        said = {"op": verb, "urn": urn, "type": kind, "old": old, "new": new, "detailedDiff": None, "provider": ""}
+        self._write({event: {"metadata": said}})
+
+    def failed(self, verb: str, kind: str, name: str, why: str) -> None:
+        urn = f"urn:pulumi:demo::gpuctl::{kind}::{name}"
+        said = {"urn": urn, "prefix": "", "message": why, "color": "raw", "severity": "error"}
+        self._write({"diagnosticEvent": said})
+        self.step("resOpFailedEvent", verb, kind, name)
+
+    def end(self) -> None:
+        self._write({"summaryEvent": {"maybeCorrupt": False, "durationSeconds": 1, "resourceChanges": {}}})
+        self._write({"cancelEvent": {}})
+
+    def _write(self, event: Record) -> None:
+        self._sequence += 1
+        with Path(self._path).open("a") as file:
+            file.write(json.dumps({"sequence": self._sequence, "timestamp": 0, **event}) + "\n")
+
+
+# -- what is made on moto ---------------------------------------------------------------------------------------------
+
+
+def _client(service: str) -> Any:
+    import boto3
+
+    return boto3.client(service, region_name="us-east-1")
+
+
+def _tags(inputs: Record) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in inputs.get("tags", {}).items()]
+
+
+def _tagged(inputs: Record, kind: str) -> list[Record]:
+    return [{"ResourceType": kind, "Tags": _tags(inputs)}]
+
+
+def _bucket(inputs: Record) -> Record:
+    _client("s3").create_bucket(Bucket=inputs["bucket"])
+    return {"id": inputs["bucket"], "bucket": inputs["bucket"], "arn": f"arn:aws:s3:::{inputs['bucket']}"}
+
+
+def _vpc(inputs: Record) -> Record:
+    made = _client("ec2").create_vpc(CidrBlock=inputs["cidrBlock"], TagSpecifications=_tagged(inputs, "vpc"))
+    return {"id": made["Vpc"]["VpcId"]}
+
+
+def _subnet(inputs: Record) -> Record:
+    made = _client("ec2").create_subnet(
+        VpcId=inputs["vpcId"],
+        CidrBlock=inputs["cidrBlock"],
+        AvailabilityZone=inputs["availabilityZone"],
+        TagSpecifications=_tagged(inputs, "subnet"),
+    )
+    return {"id": made["Subnet"]["SubnetId"]}
+
+
+def _security_group(inputs: Record) -> Record:
+    made = _client("ec2").create_security_group(
+        GroupName=f"g-{inputs['vpcId']}",
+        Description="a test",
+        VpcId=inputs["vpcId"],
+        TagSpecifications=_tagged(inputs, "security-group"),
+    )
+    return {"id": made["GroupId"]}
+
+
+def _template(inputs: Record) -> Record:
+    made = _client("ec2").create_launch_template(
+        LaunchTemplateName=f"{inputs['namePrefix']}{os.urandom(4).hex()}",
+        LaunchTemplateData={"InstanceType": inputs["instanceType"], "ImageId": "ami-12c6146b"},
+        TagSpecifications=_tagged(inputs, "launch-template"),
+    )
+    return {"id": made["LaunchTemplate"]["LaunchTemplateId"], "latestVersion": 1}
+
+
+def _group(inputs: Record) -> Record:
+    name = f"{inputs['namePrefix']}{os.urandom(4).hex()}"
+    template = inputs["mixedInstancesPolicy"]["launchTemplate"]["launchTemplateSpecification"]
+    tags = [
+        {"Key": tag["key"], "Value": tag["value"], "PropagateAtLaunch": True, "ResourceId": name}
+        for tag in inputs["tags"]
+    ]
+    _client("autoscaling").create_auto_scaling_group(
+        AutoScalingGroupName=name,
+        LaunchTemplate={"LaunchTemplateId": template["launchTemplateId"]},
+        MinSize=0,
+        MaxSize=int(inputs["maxSize"]),
+        DesiredCapacity=int(inputs["desiredCapacity"]),
+        VPCZoneIdentifier=",".join(inputs["vpcZoneIdentifiers"]),
+        Tags=tags,
+    )
+    return {"id": name, "name": name}
+
+
+MAKERS: dict[str, Callable[[Record], Record]] = {
+    "aws:s3/bucket:Bucket": _bucket,
+    "aws:ec2/vpc:Vpc": _vpc,
+    "aws:ec2/subnet:Subnet": _subnet,
+    "aws:ec2/securityGroup:SecurityGroup": _security_group,
+    "aws:ec2/launchTemplate:LaunchTemplate": _template,
+    "aws:autoscaling/group:Group": _group,
+}
+UNMAKERS: dict[str, Callable[[str], object]] = {
+    "aws:ec2/vpc:Vpc": lambda id_: _client("ec2").delete_vpc(VpcId=id_),
+    "aws:ec2/subnet:Subnet": lambda id_: _client("ec2").delete_subnet(SubnetId=id_),
+    "aws:ec2/securityGroup:SecurityGroup": lambda id_: _client("ec2").delete_security_group(GroupId=id_),
+    "aws:ec2/launchTemplate:LaunchTemplate": lambda id_: _client("ec2").delete_launch_template(LaunchTemplateId=id_),
+    "aws:autoscaling/group:Group": lambda id_: _client("autoscaling").delete_auto_scaling_group(
+        AutoScalingGroupName=id_, ForceDelete=True
+    ),
+}
+
+
+# -- verbs ------------------------------------------------------------------------------------------------------------
+
+
+def main(args: list[str]) -> int:
+    words = [word for word in args if not word.startswith("-")]
+    verb = " ".join(words[:2]) if words[:1] in (["stack"], ["plugin"], ["config"]) else (words or ["version"])[0]
+    if "version" in args:
+        print("v3.200.0")
+        return 0
+    state = State(Path.cwd() / "state.json")
+    if verb == "stack select" and not state.there:
+        print("error: no stack named 'demo' found", file=sys.stderr)
+        return 255
+    if verb in ("up", "destroy", "refresh"):
+        events = Events(args[args.index("--event-log") + 1])
+        code = {"up": _up, "destroy": _destroy, "refresh": lambda *_: 0}[verb](args, state, events)
+        events.end()
+        return code
+    state.there = (state.there or verb == "stack init") and verb != "stack rm"
+    state.save()
+    print(json.dumps(_answer(verb, state)))
+    return 0
+
+
+def _up(args: list[str], state: State, events: Events) -> int:
+    # Most calls of the CLI run no program, and Pulumi takes a second to import.
+    from tests.stacks.made import Made
+    from tests.stacks.monitor import run
+
+    client = next(arg.removeprefix("--client=") for arg in args if arg.startswith("--client="))
+    monitor = Made(state, events)
+    refused = run(client, monitor)
+    if refused:
+        print("error: update failed", file=sys.stderr)
+        return 255
+    wanted = monitor.resources
+    for one in [one for one in state.resources if (one["type"], one["name"]) not in wanted]:
+        state.resources.remove(one)
+    state.outputs = monitor.outputs
+    state.save()
+    return 0
+
+
+def _destroy(args: list[str], state: State, events: Events) -> int:
+    del args
+    for one in list(reversed(state.resources)):
+        events.step("resourcePreEvent", "delete", one["type"], one["name"])
+        if not one["kept"] and (unmake := UNMAKERS.get(one["type"])):
+            try:
+                unmake(one["told"]["id"])
+            except Exception as error:  # noqa: BLE001 - whatever the cloud says no with
+                events.failed("delete", one["type"], one["name"], str(error))
+                print("error: destroy failed", file=sys.stderr)
+                return 255
+        state.resources.remove(one)
+        state.save()
+        events.step("resOutputsEvent", "delete", one["type"], one["name"])
+    state.outputs = {}
+    state.save()
+    return 0
+
+
+def _answer(verb: str, state: State) -> Any:
+    update = {"kind": "update", "startTime": "2026-11-21T18:00:00.000Z", "message": "", "environment": {}, "config": {}}
+    return {
+        "stack output": state.outputs,
+        "stack history": [{**update, "result": "succeeded"}],
+        "stack export": {"version": 3, "deployment": state.deployment()},
+    }.get(verb)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,310 @@
+"""``up``, ``repair`` and ``down`` of a rented cluster by the real command line: the real engine and programs, with a
+program that stands in for Pulumi's CLI (``pulumi_cli``) and a moto server for AWS. The test plays the machines: it says
+with a heartbeat that a machine has become a node.
+
+What moto 5.2 cannot do: placement groups, spot in a group, machines that do not come (the group is refused its size
+instead), placement scores.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import boto3
+import msgspec
+import pytest
+
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.records import BootReport, ClusterSpec, NodeRecord, decode, encode
+from gpuctl.stacks.known import KnownCluster
+from tests.stacks import pulumi_cli
+from tests.stacks.test_aws_leaks import NOTHING
+
+TYPE = "g5.xlarge"
+
+
+class Account:
+    """An AWS account on moto, and a user with gpuctl and a stand-in for Pulumi on PATH."""
+
+    def __init__(self, folder: Path, endpoint: str, without: list[str]) -> None:
+        self.folder = folder
+        self.without = without
+        """Zones that give no machines."""
+        self.cluster = f"c{uuid.uuid4().hex[:8]}"
+        # The installed command is beside the interpreter.
+        path = f"{pulumi_cli.install(folder / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.env = {
+            **os.environ,
+            "PATH": path,
+            "GPUCTL_STATE_DIR": str(folder / "state"),
+            "AWS_ENDPOINT_URL": endpoint,
+        }
+        self.groups = boto3.client("autoscaling", region_name="us-east-1")
+
+    def run(self, *args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gpuctl.cli.main", *args, "--cluster", self.cluster]
+        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+        return done
+
+    def up(self, *more: str, code: int = 0, nodes: str = "2") -> subprocess.CompletedProcess[str]:
+        return self.run("up", "--provider", "aws", "--type", TYPE, "--nodes", nodes, "-y", *more, code=code)
+
+    def known(self) -> KnownCluster:
+        path = self.folder / "state" / "clusters" / f"{self.cluster}.json"
+        return decode(path.read_bytes(), KnownCluster, str(path))
+
+    def bucket(self) -> Bucket:
+        return open_bucket(self.known().bucket)
+
+    def group(self) -> dict[str, Any]:
+        """The cluster's own, by its tag."""
+        pages = self.groups.get_paginator("describe_auto_scaling_groups").paginate()
+        found = [group for page in pages for group in page["AutoScalingGroups"] if self._is_ours(group)]
+        assert len(found) == 1, found
+        return dict(found[0])
+
+    def machines(self) -> list[str]:
+        return [one["InstanceId"] for one in self.group()["Instances"]]
+
+    def _is_ours(self, group: dict[str, Any]) -> bool:
+        return any((tag["Key"], tag["Value"]) == ("gpuctl:cluster", self.cluster) for tag in group["Tags"])
+
+
+@pytest.fixture
+def account(aws_account: None, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    del aws_account
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
+    without: list[str] = []
+    with amazon(s3_endpoint, without) as endpoint:
+        yield Account(tmp_path, endpoint, without)
+
+
+@pytest.fixture
+def booting(account: Account) -> Iterator[Callable[[Callable[[str], bool]], None]]:
+    """Has every machine become a node, as soon as it is there, for which ``comes`` is true; the others fail to boot."""
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def begin(comes: Callable[[str], bool]) -> None:
+        thread = threading.Thread(target=_boot, args=(account, comes, over), daemon=True)
+        thread.start()
+        threads.append(thread)
+
+    yield begin
+    over.set()
+    for thread in threads:
+        thread.join(30)
+
+
+def _boot(account: Account, comes: Callable[[str], bool], over: threading.Event) -> None:
+    told: set[str] = set()
+    while not over.wait(0.2):
+        try:
+            bucket, machines = account.bucket(), account.machines()
+            if bucket.get(layout.CLUSTER) is None:
+                continue
+        except Exception:  # noqa: BLE001 - nothing is there yet
+            continue
+        for name in set(machines) - told:
+            told.add(name)
+            if comes(name):
+                record = NodeRecord(node=name, incarnation="i", beat=1, address="10.0.0.1", port=1)
+                bucket.put(layout.node(name), encode(record))
+            else:
+                report = BootReport(node=name, state="failed", step="driver", reason="nvidia-smi finds no GPU")
+                bucket.put(layout.boot_report(name), encode(report))
+
+
+Booting = Callable[[Callable[[str], bool]], None]
+
+
+def _all(_name: str) -> bool:
+    return True
+
+
+def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(
+    account: Account, booting: Booting
+) -> None:
+    booting(_all)
+    done = account.up()
+    assert f"cluster {account.cluster} is up: 2 nodes (aws)" in done.stdout
+    group = account.group()
+    assert (group["DesiredCapacity"], group["MaxSize"], group["MinSize"]) == (2, 2, 0)
+    assert all(f"{name} is live" in done.stderr for name in account.machines())
+    bucket = account.bucket()
+    spec = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+    assert (spec.name, spec.provider, spec.nodes_max, spec.slots) == (account.cluster, "aws", 2, 1)
+    wheels = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
+    assert len(wheels) == 1
+    assert wheels[0] in _user_data(account), "the machines are told of another wheel than the one that is there"
+
+    done = account.run("down", "-y", "--delete-checkpoints", "other", code=2)
+    assert done.stderr == f"error: --delete-checkpoints other is not the cluster that goes; that is {account.cluster}\n"
+    assert len(account.machines()) == 2
+    bucket.put("jobs/a-1/checkpoints/part", b"kept")
+    done = account.run("down", "-y")
+    assert done.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
+    assert account.run("leaks", "--provider", "aws").stdout == ""
+    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
+    assert account.run("status", code=2).stderr.startswith(f"error: there is no cluster named '{account.cluster}'")
+
+
+def _user_data(account: Account) -> str:
+    note = account.folder / "state" / "pulumi" / account.cluster / "request.json"
+    assert note.stat().st_mode & 0o077 == 0
+    return str(msgspec.json.decode(note.read_bytes())["user_data"])
+
+
+def test_it_grows_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
+    account: Account, booting: Booting
+) -> None:
+    booting(_all)
+    account.up(nodes="1")
+    (first,) = account.machines()
+    token = decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, "").token
+    account.up(nodes="1:3")
+    assert len(account.machines()) == 3 and first in account.machines()
+    assert decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, "").token == token
+
+    group = account.group()["AutoScalingGroupName"]
+    account.groups.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
+    assert account.run("repair").stdout == f"cluster {account.cluster} is whole\n"
+    assert len(account.machines()) == 3
+
+    url = account.known().bucket
+    account.run("down", "-y")
+    account.up(nodes="1")
+    assert account.known().bucket == url
+    account.run("down", "-y", "--delete-checkpoints", account.cluster)
+    assert open_bucket(url).list("") == []
+
+
+def test_machines_that_cannot_boot_are_named_with_their_reason(account: Account, booting: Booting) -> None:
+    booting(lambda _name: False)
+    done = account.up(code=1)
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        r"error: i-\w+ could not boot: driver: nvidia-smi finds no GPU; see gpuctl logs --boot i-\w+", last
+    )
+    log = account.run("logs", "--boot", last.rsplit(" ", 1)[1])
+    assert "failed" in log.stderr
+    account.run("down", "-y")
+
+
+def test_with_fewer_than_asked_for_it_goes_on_once_they_had_their_time(account: Account, booting: Booting) -> None:
+    lucky: list[str] = []
+
+    def comes(name: str) -> bool:
+        lucky.append(name)
+        return len(lucky) == 1
+
+    booting(comes)
+    began = time.monotonic()
+    done = account.up("--wait", "0.2", nodes="1:2")
+    assert time.monotonic() - began > 12
+    assert "could not boot" in done.stderr
+    account.run("down", "-y")
+
+
+def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(account: Account, booting: Booting) -> None:
+    booting(_all)
+    account.without.append("us-east-1a")
+    said = account.up("--wait", "0.01").stderr
+    assert "zones to try: us-east-1a, us-east-1b" in said
+    assert "0 of 2 machines came within 0.01 minutes: We currently do not have sufficient capacity" in said
+    assert "giving up us-east-1a, next is us-east-1b" in said and "us-east-1a is cleared" in said
+    assert account.group()["AvailabilityZones"] == ["us-east-1b"]
+    account.run("down", "-y")
+
+
+@contextmanager
+def amazon(endpoint: str, without: list[str]) -> Iterator[str]:
+    """The moto server at ``endpoint``, with answers to what it does not know. Zones that are in ``without`` have no
+    machines: AWS agrees to a number there, starts none, and says why when it is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _pass(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answer = self._own(dict(parse_qsl(body.decode(errors="replace"))))
+            status, data, headers = (200, answer.encode(), {}) if answer else self._theirs(body)
+            self.send_response(status)
+            for name, value in headers.items():
+                if name.lower() not in ("connection", "content-length", "transfer-encoding", "date", "server"):
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)) if self.command != "HEAD" else headers["Content-Length"])
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815
+
+        def _own(self, asked: dict[str, str]) -> str:
+            action, group = asked.get("Action"), asked.get("AutoScalingGroupName", "")
+            if action == "SetDesiredCapacity" and set(_zones(group)) <= set(without):
+                return f"<SetDesiredCapacityResponse {_NAMESPACE}/>"
+            return _UNKNOWN_TO_MOTO.get(action or "", "")
+
+        def _theirs(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+            connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=30)
+            connection.request(self.command, self.path, body or None, dict(self.headers))
+            answer = connection.getresponse()
+            found = answer.status, answer.read(), dict(answer.getheaders())
+            connection.close()
+            return found
+
+        def log_message(self, *_: object) -> None: ...
+
+    def _zones(group: str) -> list[str]:
+        client = boto3.client("autoscaling", region_name="us-east-1", endpoint_url=endpoint)
+        (found,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=[group])["AutoScalingGroups"]
+        return list(found["AvailabilityZones"])
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+_NAMESPACE = 'xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"'
+_UNKNOWN_TO_MOTO: dict[str, str] = {
+    **{operation: str(answer) for (_, operation), answer in NOTHING.items()},
+    "DescribeScalingActivities": f"""
+<DescribeScalingActivitiesResponse {_NAMESPACE}><DescribeScalingActivitiesResult><Activities><member>
+<ActivityId>1</ActivityId><StatusCode>Failed</StatusCode><StatusMessage>We currently do not have sufficient capacity
+in the Availability Zone you requested (us-east-1a).</StatusMessage></member></Activities>
+</DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>""",
+}
+
+
+def test_up_without_an_answer_rents_nothing(account: Account) -> None:
+    done = account.run("up", "--provider", "aws", "--type", TYPE, code=2)
+    assert done.stderr.splitlines()[-1] == "error: this costs money, and there is nobody to ask; add -y if it is wanted"
+    assert not (account.folder / "state" / "clusters").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--wait", "soon"], "error: --wait soon is not a number of minutes; use one such as 15"),
+        (["--idle-minutes", "-1"], "error: --idle-minutes -1 is not a number of minutes; use one such as 15"),
+        (["-o", "json"], "error: -o json prints the plan; add --dry-run"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_one_line(account: Account, args: list[str], line: str) -> None:
+    assert account.up(*args, code=2).stderr.splitlines()[-1] == line
