@@ -76,6 +76,8 @@ class Service:
         """Ids of the events of Azure's that were approved: their machines are taken at once."""
         self.skew_s = 0.0
         """How much later it is for the cloud than for the machine."""
+        self.believes: tuple[str, ...] = ()
+        """AWS: who calls itself so needs no session (a cloud-init that does not know that it is on AWS)."""
         self._warming_s = warming_s
         self._machines: list[Machine] = [_machine(provider, _ID[provider])]
         self._sessions: set[str] = set()
@@ -185,7 +187,8 @@ class Service:
             session = f"session-{next(self._numbers)}"
             self._sessions.add(session)
             return Answer(200, session)
-        if headers.get("x-aws-ec2-metadata-token") not in self._sessions:
+        believed = headers.get("user-agent", "").startswith(self.believes)
+        if not believed and headers.get("x-aws-ec2-metadata-token") not in self._sessions:
             return Answer(401)
         version, *parts = target.strip("/").split("/")
         if not re.fullmatch(r"latest|\d{4}-\d\d-\d\d", version):

@@ -32,6 +32,7 @@ class Cluster:
         self.folder = folder
         self.folder.mkdir(exist_ok=True)
         self.name = "default"
+        self.command = [sys.executable, "-m", "gpuctl.cli.main"]
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("GPUCTL_")},
             "GPUCTL_STATE_DIR": str(state),
@@ -46,7 +47,7 @@ class Cluster:
     def run(self, *args: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """``gpuctl args``; fails the test unless it exits with ``code`` (``None``: any)."""
         done = subprocess.run(
-            [sys.executable, "-m", "gpuctl.cli.main", *args],
+            [*self.command, *args],
             cwd=self.folder,
             env=self.env,
             text=True,
@@ -62,7 +63,7 @@ class Cluster:
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "gpuctl.cli.main", *args],
+            [*self.command, *args],
             cwd=self.folder,
             env=self.env,
             text=True,

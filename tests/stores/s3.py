@@ -59,7 +59,8 @@ def _serve() -> None:
     # What moto lacks is answered with a 500, and not with a page of traceback besides.
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
     application = in_turn(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
+    address = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1"
+    server = make_server(address, 0, application, threaded=True, request_handler=MotoRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     sys.stdin.read()

@@ -1,0 +1,62 @@
+"""The ``site`` of all tests here, made once, and the ``cloud`` of each. Without root or a program they skip."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.machines import root
+from tests.machines.cloud import Cloud, Site
+from tests.machines.network import HOST, Network, program
+
+_PROGRAMS = ("mmdebstrap", "systemd-nspawn", "systemctl", "ip", "nft", "tc", "unshare", "nsenter", "setpriv")
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    if os.getuid() != 0:
+        pytest.skip("only root can boot machines")
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    if missing := [name for name in _PROGRAMS if not shutil.which(name)]:
+        pytest.skip(f"machines need {', '.join(missing)}; .ci/install-system installs what is missing")
+    try:
+        layers, wheels = root.furnished(), root.wheels()
+    except root.CannotMake as error:
+        pytest.skip(f"no file system for machines: {error}")
+    with ExitStack() as stack:
+        network = stack.enter_context(Network())
+        s3 = stack.enter_context(program(network.inside(sys.executable, "-m", "tests.stores.s3", HOST)))
+        files = stack.enter_context(program(network.inside(*_file_server(wheels))))
+        port, index = _port(s3, r"^(\d+)$"), _port(files, r"port (\d+)")
+        yield Site(network, port, network.door(port), f"http://{HOST}:{index}/", layers, layers[1:])
+
+
+@pytest.fixture
+def cloud(site: Site, tmp_path: Path) -> Iterator[Cloud]:
+    """Of AWS. A test that needs another calls ``Cloud`` itself."""
+    made = Cloud(site, tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+        site.network.mend()
+
+
+def _file_server(folder: Path) -> list[str]:
+    return [sys.executable, "-u", "-m", "http.server", "--bind", HOST, "--directory", str(folder), "0"]
+
+
+def _port(server: subprocess.Popen[str], ready: str) -> int:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if found := re.search(ready, line):
+            return int(found[1])
+    raise AssertionError("a server of the site ended before it listened")

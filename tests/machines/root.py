@@ -1,0 +1,153 @@
+"""The file systems that machines boot from: a small Debian, and on top of it gpuctl's packages. Made once, then cached.
+
+Layers for an overlay, which nobody writes into again::
+
+    ~/.cache/gpuctl-tests/root-<digest>        what mmdebstrap makes of PACKAGES, and SETTINGS
+    ~/.cache/gpuctl-tests/wheels-<digest>      all that gpuctl needs there, as this machine's package index has it
+    ~/.cache/gpuctl-tests/venv-<digest>        those installed in /opt/gpuctl/venv
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+SUITE, PYTHON = "bookworm", "3.11"
+VENV = "/opt/gpuctl/venv"
+EXTRAS = ("demo",)
+"""Of gpuctl, on machines: what the examples need too."""
+
+PACKAGES = (
+    *("systemd-sysv", "dbus", "libpam-systemd", "udev", "kmod", "login", "procps", "netbase", "sudo"),
+    *("cloud-init", "openssh-server", "rsync", "tmux", "curl", "ca-certificates", "iproute2", "iputils-ping"),
+    *("python3", "python3-venv", "gpg", "gpg-agent", "podman", "runc"),
+)
+
+SETTINGS = {
+    # The network comes from the image, as no metadata service can be asked before there is one.
+    "etc/cloud/cloud.cfg.d/90-machine.cfg": "network: {config: disabled}\nlocale: false\n",
+    "etc/systemd/network/10-host0.network": "",  # a machine's own (see ``machine``)
+    "etc/fstab": "",
+    "etc/machine-id": "",  # each machine makes its own
+    "etc/resolv.conf": "options timeout:1 attempts:1\n",  # nobody answers here
+    # A machine of one test needs no history, and two cores have better things to do.
+    "etc/systemd/journald.conf.d/small.conf": "[Journal]\nStorage=volatile\nRuntimeMaxUse=8M\n",
+}
+MASKED = ("systemd-firstboot.service", *(f"podman{part}.service" for part in ("", "-auto-update", "-restart")))
+ENABLED = ("systemd-networkd.service", "ssh.service")
+
+
+class CannotMake(Exception):
+    """What this machine lacks for making the file systems; the tests skip with it."""
+
+
+def debian() -> Path:
+    """The layer with Debian in it. Raises ``CannotMake``."""
+
+    def make(folder: Path) -> None:
+        _run(
+            ["mmdebstrap", "--variant=minbase", "--mode=root", f"--include={','.join(PACKAGES)}"]
+            + ["--aptopt=Acquire::Languages none"]
+            + [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "info")]
+            + [SUITE, str(folder)],
+            timeout_s=900,
+        )
+        for name, text in SETTINGS.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.write_text(text)
+        for action, units in (("mask", MASKED), ("enable", ENABLED)):
+            _run(["systemctl", f"--root={folder}", action, *units], timeout_s=60)
+        for key in (folder / "etc/ssh").glob("ssh_host_*"):  # cloud-init makes each machine its own
+            key.unlink()
+
+    return _cached("root", repr((SUITE, PACKAGES, SETTINGS, MASKED, ENABLED)), make)
+
+
+def wheels() -> Path:
+    """A folder with a wheel of each package that gpuctl needs on a node. Raises ``CannotMake``."""
+
+    def make(folder: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), "--only-binary=:all:"]
+        _run([*pip, "--python-version", PYTHON, "-c", str(REPOSITORY / "constraints.txt"), *_needed()], timeout_s=1500)
+
+    return _cached("wheels", repr((PYTHON, _needed(), (REPOSITORY / "constraints.txt").read_text())), make)
+
+
+def furnished() -> list[Path]:
+    """Layers, the topmost first, of a machine that has all packages but gpuctl itself. Raises ``CannotMake``."""
+    below, source = debian(), wheels()
+
+    def make(folder: Path) -> None:
+        script = f"""
+            set -e
+            mount -t tmpfs none "$1"
+            mkdir "$1/work" "$1/merged"
+            mkdir "$2/upper" "$2/work"
+            mount -t overlay overlay -o "lowerdir=$3,upperdir=$2/upper,workdir=$2/work" "$1/merged"
+            mkdir "$1/merged/wheels"
+            mount --bind "$4" "$1/merged/wheels"
+            mount -t proc proc "$1/merged/proc"
+            chroot "$1/merged" python3 -m venv {VENV}
+            chroot "$1/merged" {VENV}/bin/pip install --quiet --no-index --find-links /wheels {shlex.join(_needed())}
+            umount "$1/merged/wheels" "$1/merged/proc"
+            rmdir "$1/merged/wheels"
+        """
+        with tempfile.TemporaryDirectory() as place:
+            args = [place, str(folder), str(below), str(source)]
+            _run(["unshare", "--mount", "sh", "-c", script, "sh", *args], timeout_s=900)
+        shutil.rmtree(folder / "work")
+
+    return [_cached("venv", f"{below.name} {source.name} {VENV}", make) / "upper", below]
+
+
+def _needed() -> list[str]:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = [need for extra in ("train", *EXTRAS) for need in project["optional-dependencies"][extra]]
+    return sorted({need for need in (*project["dependencies"], *extras) if not need.startswith("gpuctl[")})
+
+
+def _cached(kind: str, recipe: str, make: Callable[[Path], None]) -> Path:
+    """The folder that ``make`` filled when this recipe was new."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuctl-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    with (cache / f"{kind}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder
+        partial = cache / f"{folder.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o755)
+        make(partial)
+        partial.rename(folder)
+    return folder
+
+
+def _run(command: list[str], timeout_s: float) -> None:
+    try:
+        subprocess.run(
+            command,
+            check=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    except subprocess.CalledProcessError as error:
+        last = (error.stdout or "").strip().splitlines()[-1:] or ["no output"]
+        raise CannotMake(f"{command[0]} failed: {last[0]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotMake(f"{command[0]} failed: {error}") from error
