@@ -18,7 +18,7 @@ from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
 from gpuctl.stacks.rules import compressed
 
-_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 
 
 class Group(pulumi.ComponentResource):

@@ -20,7 +20,7 @@ from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
 from gpuctl.stacks.rules import compressed
 
-_IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
+_IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:latest"
 _USER = "ubuntu"
 _TRY_TO_RESTORE = "PT1H"
 _IMAGE_PATH = "virtualMachineProfile.storageProfile.imageReference"

@@ -25,7 +25,7 @@ def image(name: str) -> Image:
     """Of ``publisher:offer:sku:version``. Raises ``BadInput`` for a name that has not four parts."""
     parts = name.split(":")
     if len(parts) != 4 or not all(parts):
-        raise BadInput(f"{name!r} is no image of Azure's", "such as microsoft-dsvm:ubuntu-hpc:2204:latest")
+        raise BadInput(f"{name!r} is no image of Azure's", "such as microsoft-dsvm:ubuntu-hpc:2404:latest")
     return Image(*parts)
 
 

@@ -19,7 +19,7 @@ from gpuctl.stacks.request import StackRequest
 from gpuctl.stacks.rules import compressed
 
 _IMAGES = "ubuntu-os-accelerator-images"
-_FAMILY = "ubuntu-accelerator-2204-amd64-with-nvidia-580"
+_FAMILY = "ubuntu-accelerator-2404-amd64-with-nvidia-580"
 _PLACED = ("a2-highgpu", "a2-ultragpu", "a3-highgpu")
 _NOTICE_S = 120
 """The longest there is; 30 without asking."""

@@ -48,7 +48,7 @@ def test_a_region_without_the_image_is_one_line(api: Api) -> None:
 
 @pytest.mark.parametrize("name", ["ubuntu-hpc", "a:b:c", "a::c:d"])
 def test_an_image_must_have_four_parts(name: str) -> None:
-    with pytest.raises(BadInput, match=f"{name!r} is no image of Azure's; such as microsoft-dsvm:ubuntu-hpc:2204"):
+    with pytest.raises(BadInput, match=f"{name!r} is no image of Azure's; such as microsoft-dsvm:ubuntu-hpc:2404"):
         image(name)
 
 
@@ -82,6 +82,6 @@ def test_a_scale_set_is_never_told_latest(api: Api, tmp_path: Path, monkeypatch:
     assert told == {
         "publisher": "microsoft-dsvm",
         "offer": "ubuntu-hpc",
-        "sku": "2204",
+        "sku": "2404",
         "version": "22.04.2026010101",
     }

@@ -101,7 +101,7 @@ def test_the_image_is_set_once_and_so_is_the_number_of_machines() -> None:
     assert _image(ND) == {
         "publisher": "microsoft-dsvm",
         "offer": "ubuntu-hpc",
-        "sku": "2204",
+        "sku": "2404",
         "version": "known when it is created",
     }
 
