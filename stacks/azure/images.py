@@ -44,5 +44,5 @@ def newest(wanted: Image, region: str, subscription: str, account: Account | Non
 
 
 def _age(version: str) -> tuple[int, ...]:
-    """``22.04.10`` comes after ``22.04.9``."""
+    """``24.04.10`` comes after ``24.04.9``."""
     return tuple(int(part) for part in re.findall(r"\d+", version))

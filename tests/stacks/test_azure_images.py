@@ -17,32 +17,32 @@ from gpuctl.stacks.program import declare
 from tests.stacks.azure_api import SUBSCRIPTION, Api, environment, recorded, serving
 from tests.stacks.samples import asked
 
-HPC = Image("microsoft-dsvm", "ubuntu-hpc", "2204", "latest")
+HPC = Image("microsoft-dsvm", "ubuntu-hpc", "2404", "latest")
 VERSIONS = (
     "providers/microsoft.compute/locations/eastus/publishers/microsoft-dsvm/artifacttypes/vmimage/offers/ubuntu-hpc"
-    "/skus/2204/versions"
+    "/skus/2404/versions"
 )
 
 
 @pytest.fixture
 def api() -> Iterator[Api]:
-    versions = [{"name": name, "location": "eastus"} for name in ("22.04.9", "22.04.2026010101", "22.04.10")]
+    versions = [{"name": name, "location": "eastus"} for name in ("24.04.9", "24.04.2026010101", "24.04.10")]
     with serving(recorded("subscription") | {VERSIONS: [200, versions]}) as served:
         yield served
 
 
 def test_the_newest_is_the_one_with_the_greatest_number(api: Api) -> None:
-    assert newest(HPC, "eastus", SUBSCRIPTION, api.account()) == "22.04.2026010101"
+    assert newest(HPC, "eastus", SUBSCRIPTION, api.account()) == "24.04.2026010101"
     api.answers[VERSIONS] = [
         200,
-        [{"name": "22.04.9", "location": "eastus"}, {"name": "22.04.10", "location": "eastus"}],
+        [{"name": "24.04.9", "location": "eastus"}, {"name": "24.04.10", "location": "eastus"}],
     ]
-    assert newest(HPC, "eastus", SUBSCRIPTION, api.account()) == "22.04.10"
+    assert newest(HPC, "eastus", SUBSCRIPTION, api.account()) == "24.04.10"
 
 
 def test_a_region_without_the_image_is_one_line(api: Api) -> None:
     api.answers[VERSIONS] = [200, []]
-    with pytest.raises(BadInput, match="Azure has no image microsoft-dsvm:ubuntu-hpc:2204 in eastus; take another"):
+    with pytest.raises(BadInput, match="Azure has no image microsoft-dsvm:ubuntu-hpc:2404 in eastus; take another"):
         newest(HPC, "eastus", SUBSCRIPTION, api.account())
 
 
@@ -83,5 +83,5 @@ def test_a_scale_set_is_never_told_latest(api: Api, tmp_path: Path, monkeypatch:
         "publisher": "microsoft-dsvm",
         "offer": "ubuntu-hpc",
         "sku": "2404",
-        "version": "22.04.2026010101",
+        "version": "24.04.2026010101",
     }
