@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from gpuctl.cluster.access import Access
+from gpuctl.cluster.credentials import of_this_user
 from gpuctl.cluster.errors import BadInput, StoreError, StoreUnavailable
 from gpuctl.cluster.refusals import conflicts, first_line, is_garbled, is_no_bucket, is_past_the_end, shown
 
@@ -264,13 +265,15 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
     }
 
     def opened() -> ObjectStore:
+        theirs = of_this_user(parts.scheme, options)
         return cast(
             "ObjectStore",
             cast(Any, from_url)(
                 f"{parts.scheme}://{parts.netloc}{parts.path}",
-                config=options,
+                config={**theirs.pop("config", {}), **options},
                 client_options=client,
                 retry_config=retry,
+                **theirs,
             ),
         )
 
