@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from gpuctl.bootstrap.fabric import OFI_PLUGINS, TOPOLOGIES, Machine, Variable, fabric_env, traffic_interface
+from gpuctl.bootstrap.identity import Identity
 from gpuctl.bootstrap.node_spec import NodeSpec, Package
 from gpuctl.cluster.cards import found_cards
 from gpuctl.cluster.errors import GpuctlError
@@ -28,6 +29,7 @@ from gpuctl.cluster.network import Address, Gateway, Interface, Neighbour, NodeN
 from gpuctl.cluster.records import decode
 
 SPEC = Path("/etc/gpuctl/node.json")
+IDENTITY = Path("/var/lib/gpuctl/node/identity.json")
 _NONE_SO_FAST_MBPS = 1_000_000
 """A driver that does not know its speed may say 2^32 - 1 or 65,535."""
 _ANSWERED = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT", "NOARP"}
@@ -76,7 +78,7 @@ def neighbours(proc: Path = Path("/proc/net")) -> tuple[Neighbour, ...]:
         Neighbour(
             address=one["dst"],
             interface=one.get("dev", ""),
-            answers="lladdr" in one and bool(_ANSWERED & set(one.get("state", ()))),
+            answers=bool(_ANSWERED & set(one.get("state", ()))),
             mac=one.get("lladdr", ""),
             state=" ".join(one.get("state", ())),
         )
@@ -129,6 +131,19 @@ def spec_of(path: Path = SPEC) -> NodeSpec | None:
         return decode(path.read_bytes(), NodeSpec, str(path))
     except OSError:
         return None
+
+
+def workers_env(path: Path = IDENTITY) -> dict[str, str] | None:
+    """What this node's agent was given for its workers; ``None`` where there is no agent, or who asks may not read."""
+    try:
+        return chosen(decode(path.read_bytes(), Identity, str(path)).env)
+    except OSError:
+        return None
+
+
+def chosen(env: Mapping[str, str]) -> dict[str, str]:
+    """Those variables that choose a network."""
+    return {name: env[name] for name in sorted(env) if name.startswith(("NCCL_", "GLOO_", "FI_", "LD_LIBRARY_PATH"))}
 
 
 # -- what the kernel says ----------------------------------------------------------------------------------------------

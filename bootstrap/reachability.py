@@ -20,7 +20,6 @@ EVERY_S = 60.0
 """Between two looks when nothing seems to have changed: a firewall that somebody shuts tells nobody."""
 _SETTLE_S = 1.0
 """Nodes come and go together; one look is enough for all of them."""
-_OF_THE_NETWORK = ("NCCL_", "GLOO_", "FI_", "LD_LIBRARY_PATH")
 
 
 class Reachability:
@@ -38,7 +37,7 @@ class Reachability:
     ) -> None:
         self._store = store
         self._me = me
-        self._env = {name: env[name] for name in sorted(env) if name.startswith(_OF_THE_NETWORK)}
+        self._env = net.chosen(env)
         self._provider = provider
         self._every_s = every_s
         self._members: frozenset[str] = frozenset()

@@ -74,7 +74,8 @@ def _this_machine() -> NodeNetwork:
     spec = net.spec_of()
     if spec is None:
         return net.here(net.machine("ssh"))
-    return net.here(net.machine(spec.provider, fabric=spec.promise.fabric, address=spec.address), spec.node)
+    found = net.machine(spec.provider, fabric=spec.promise.fabric, address=spec.address)
+    return net.here(found, spec.node, env=net.workers_env())
 
 
 # -- how it looks ------------------------------------------------------------------------------------------------------

@@ -32,15 +32,19 @@ def burn_in(
 ) -> DeviceCheck:
     """Products for ``seconds``, then all memory but a tenth of what is free (on a CPU, 64 MiB). ``between`` is called
     after each writing of the memory, before it is read."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    check = DeviceCheck(node=node, rank=rank, device=name, tflops=0.0, products=0)
+    check = DeviceCheck(node=node, rank=rank, device=device.type, tflops=0.0, products=0)
     try:
+        if device.type == "cuda":
+            check = replace(check, device=torch.cuda.get_device_name(device))
         tflops, products, wrong = _multiply(device, seconds, multiply or _into)
         check = replace(check, tflops=tflops, products=products, wrong_products=wrong)
         size, wrong_words = _memory(device, between)
-        return replace(check, memory_bytes=size, wrong_words=wrong_words)
-    except RuntimeError as error:  # a device that is lost says so, in many words
+        check = replace(check, memory_bytes=size, wrong_words=wrong_words)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # NCCL takes its memory past torch
+    except (RuntimeError, AssertionError) as error:  # a device that is lost says so, in many words
         return replace(check, trouble=str(error).splitlines()[0][:300])
+    return check
 
 
 def _into(left: Tensor, right: Tensor, out: Tensor) -> None:

@@ -20,7 +20,7 @@ Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tI
 eth1\t00000000\t0102000A\t0003\t0\t0\t200\t00000000\t0\t0\t0
 eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
 eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
-eth2\t00000000\t00000000\t0200\t0\t0\t0\t00000000\t0\t0\t0
+eth2\t00000000\t00000000\t0201\t0\t0\t0\t00000000\t0\t0\t0
 """
 _ZEROS = "0" * 32
 _ROUTES6 = f"""\
@@ -152,6 +152,14 @@ def test_without_the_ip_program_neighbours_come_from_the_kernels_own_table(
         ("10.0.0.9", "eth0", False, ""),
     ]
     assert all(one.virtual for one in net.interfaces() if one.name == "lo")
+
+
+def test_of_the_workers_variables_those_that_choose_a_network_are_shown(tmp_path: Path) -> None:
+    identity = tmp_path / "identity.json"
+    env = {"NCCL_SOCKET_IFNAME": "=eth0", "FI_PROVIDER": "efa", "HF_TOKEN": "secret"}
+    identity.write_text(json.dumps({"node": "a", "address": "10.0.0.4", "bucket": "s3://b/c", "env": env}))
+    assert net.workers_env(identity) == {"FI_PROVIDER": "efa", "NCCL_SOCKET_IFNAME": "=eth0"}
+    assert net.workers_env(tmp_path / "nothing") is None
 
 
 def test_the_environment_needs_no_torch() -> None:
