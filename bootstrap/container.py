@@ -27,7 +27,7 @@ _FABRIC_DEVICES = ("/dev/gdrdrv",)
 _FABRIC_FILES = ("/etc/nccl.conf",)
 """Azure's has the size's topology."""
 
-_PASSED = ("AWS_", "AZURE_", "GOOGLE_", "GPUCTL_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_", "RES_OPTIONS")
+_PASSED = ("AWS_", "AZURE_", "GOOGLE_", "GPUCTL_", "CUDA_VISIBLE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_", "RES_")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 _NAMES_A_FILE = (
     "AWS_CONFIG_FILE",
@@ -104,7 +104,7 @@ def run_command(runtime: Runtime, machine: Machine, box: Box) -> list[str]:
         command += ["--label", f"{name}={value}"]
     command += ["--network", "host", "--ipc", "host", "--pids-limit", "-1", "--log-driver", "none"]
     command += ["--security-opt", "label=disable", "--user", user, "--workdir", box.cwd]
-    command += _gpu_options(runtime, machine) + _fabric_options(machine)
+    command += _gpu_options(runtime, machine) + _fabric_options(runtime, machine)
     for path in box.writable:
         command += ["--volume", f"{path}:{path}"]
     for path in (*box.readable, *machine.files):
@@ -175,10 +175,10 @@ def _gpu_options(runtime: Runtime, machine: Machine) -> list[str]:
     return ["--gpus", "all"] if runtime.kind == "docker" else ["--device", "nvidia.com/gpu=all"]
 
 
-def _fabric_options(machine: Machine) -> list[str]:
+def _fabric_options(runtime: Runtime, machine: Machine) -> list[str]:
     options = [word for device in machine.devices for word in ("--device", device)]
     if set(machine.devices) & set(_FABRIC_FOLDERS):
         options += ["--cap-add", "IPC_LOCK"]
-    if machine.gpus or options:  # what NCCL and the fabric share with a card may not be swapped out
+    if (machine.gpus or options) and not runtime.rootless:  # who is not root may not raise it
         options += ["--ulimit", "memlock=-1:-1"]
     return options

@@ -23,8 +23,8 @@ from gpuctl.trainers.contained import SOCKET
 from gpuctl.trainers.launch import WorkerFailure
 
 _LOOK_S = 0.1
-_END_S = 10.0
-"""For the runtime to see that a container has ended, before it is asked to remove it."""
+_END_S = 15.0
+"""For the runtime to see that a container has ended, or that it cannot begin, before it is asked to remove it."""
 _KILLED = 137
 _PORT_GONE = ("EADDRINUSE", "ddress already in use")
 
@@ -136,7 +136,7 @@ class ContainerRun(Launched):
 
     def _see_it_end(self) -> None:
         try:
-            self._client.wait(_END_S if self._killed.is_set() or self.pid else None)
+            self._client.wait(_END_S)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(

@@ -235,7 +235,7 @@ class Run:
         member = self.round.members[self.rank]
         progress = self.progress()
         ranks = tuple(self._rank_exit(failure) for failure in failures)
-        if status == "failed" and shutil.disk_usage(self.context.round_dir).free < _FULL_BYTES:
+        if status == "failed" and _is_full(self.context.round_dir):
             # Then no worker could write down what went wrong, and what it was is known.
             message, ranks = f"no space left on the disk that holds {self.context.round_dir}", ()
         if message and not ranks:
@@ -275,6 +275,13 @@ class Run:
     def _workers(self) -> list[int]:
         """Pids of the workers: the launcher's children."""
         return self._launched.workers() if self._launched else []
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _FULL_BYTES
+    except FileNotFoundError:  # it failed before it came to that
+        return False
 
 
 def _traceback(stderr: Path) -> str:

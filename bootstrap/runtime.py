@@ -29,7 +29,6 @@ from gpuctl.bootstrap.container import (
     full_name,
     list_command,
     named_files,
-    passed,
     pull_command,
     remove_command,
     run_command,
@@ -50,20 +49,22 @@ _SAY_EVERY_S = 10.0
 
 
 class Containers:
-    """Thread-safe. ``on_change`` is called when ``doing`` has changed. ``env``: the agent's, with the node's."""
+    """Thread-safe. ``on_change`` is called when ``doing`` has changed."""
 
     def __init__(
         self,
         folder: Path,
+        node_env: Mapping[str, str],
         env: Mapping[str, str],
         gpus: bool,
         say: Callable[[str], None],
         on_change: Callable[[], None],
     ) -> None:
+        """``node_env``: for the workers of every job here; ``env``: for Docker or Podman themselves."""
         self.doing = ""
         """What takes long just now, for people: such as "pulling debian:12"."""
         self._folder = folder
-        self._env = passed(env)
+        self._node_env = dict(node_env)
         self._client_env = {"HOME": str(Path.home()), **env}
         self._gpus = gpus
         self._say = say
@@ -105,13 +106,13 @@ class Containers:
     ) -> Launched:
         """Start the workers of a round in ``image``, which ``fetch`` has brought.
 
-        ``spec.env`` is only what the job and gpuctl add; ``folder`` is the job's, which its workers may write to.
+        ``spec.env`` has what is for the workers and nothing of this machine's; they may write to the job's ``folder``.
         ``on_exit`` is called from another thread. Raises ``GpuctlError`` for options that cannot be read, ``OSError``
         if nothing could be started, ``Fenced`` if the master's port has been taken.
         """
         assert self._runtime is not None
         runtime = self._runtime
-        env = {**self._env, **spec.env}
+        env = {**self._node_env, **spec.env}
         meeting = Path(spec.log_dir).parent / "container"
         meeting.mkdir(parents=True, exist_ok=True)
         box = Box(
@@ -206,7 +207,7 @@ class Containers:
 
     def _check(self, is_over: Callable[[], bool]) -> None:
         if self._stopped.is_set() or is_over():
-            raise Fenced("this round was ended while it began")
+            raise Fenced("whoever wanted the image is gone")
 
     def _ask(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         try:

@@ -142,6 +142,8 @@ class Follower:
 
     def _explain_silence(self) -> None:
         quiet_s = time.monotonic() - self._news_at
+        if self._spec.image and quiet_s > _LINED_UP_S:
+            self._tell_of_pulls()
         if (self._current is None or self._current.number == 0) and quiet_s > _LINED_UP_S and "line" not in self._told:
             ahead = [job for job in status.unfinished(self._store) if job != self._spec.job]
             why = f"behind {', '.join(ahead)}" if ahead else f"for {count(self._spec.nodes_min, 'node')}"
@@ -150,6 +152,11 @@ class Follower:
             seen_at = max((beat.seen_at for beat in status.read_heartbeats(self._store)), default=0.0)
             if time.time() - seen_at > _QUIET_S:
                 self._tell("quiet", "no node has been heard of for a while; the job goes on when one is back")
+
+    def _tell_of_pulls(self) -> None:
+        records = [beat.record for beat in status.read_heartbeats(self._store)]
+        for doing in sorted({record.doing for record in records if record.doing}):
+            self._tell(doing, f"{doing} on {', '.join(record.node for record in records if record.doing == doing)}")
 
     def _tell(self, what: str, line: str) -> None:
         """Once, until there is news."""

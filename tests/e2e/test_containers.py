@@ -1,0 +1,136 @@
+"""Jobs in a container image on a whole cluster: they end, fail, leave and are lost like any other."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from gpuctl.bootstrap.container import OPTIONS
+from gpuctl.stacks import processes
+from tests import containers
+from tests.e2e.machine import Cluster, as_json
+from tests.e2e.scripts import COUNTING, PLAIN_DDP
+from tests.e2e.test_no_code import BARE, PROBLEM
+
+WHERE = """
+    with open("/proc/1/cmdline") as first:
+        print("inside", "contained.py" in first.read(), flush=True)
+"""
+
+
+PATIENCE_S = 150.0
+"""A container imports torch twice, which takes its time on few cores."""
+pytestmark = pytest.mark.timeout(500)
+
+
+@pytest.fixture
+def boxed(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster whose nodes can run ``containers.IMAGE``."""
+    containers.runtime()
+    cluster.env[OPTIONS] = shlex.join(containers.options())
+    yield cluster
+    folders = [folder for folder in cluster.state.glob("local/*/nodes/*") if folder.is_dir()]
+    cluster.end()
+    for folder in folders:
+        cluster.wait(lambda folder=folder: not containers.left(folder), f"no container of {folder.name}")
+
+
+def test_a_job_in_an_image_runs_to_its_end_as_one_without_does(boxed: Cluster) -> None:
+    boxed.up("2")
+    boxed.write("train.py", PLAIN_DDP + WHERE)
+    done = boxed.run("train", "--image", containers.IMAGE, "train.py", "--", "--lr", "0.1")
+    for node, rank in (("node-0", 0), ("node-1", 1)):
+        prefix = f"{node}/{rank} | "
+        env = f"RANK={rank} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK={rank} MASTER_ADDR=127.0.0.2"
+        assert f"{prefix}env {env} TORCHELASTIC_RUN_ID=train-1-1 GPUCTL_JOB=train-1 GPUCTL_NODE={node}" in done.stdout
+        assert f"{prefix}argv ['--lr', '0.1'] cwd True name __main__" in done.stdout
+        assert f"{prefix}inside True" in done.stdout
+        assert f"{prefix}to stderr" in done.stdout
+
+
+def test_a_script_that_fails_in_an_image_ends_with_its_code_and_its_traceback(boxed: Cluster) -> None:
+    boxed.up("2")
+    boxed.write("fails.py", "import os, time\nif os.environ['RANK'] == '1':\n    {}['lost']\ntime.sleep(1000)\n")
+    (boxed.folder / "gpuctl.yaml").write_text(f"image: {containers.IMAGE}\n")
+    done = boxed.run("train", "fails.py", code=1)
+    assert "KeyError: 'lost'" in done.stderr
+    assert "rank 1 on node-1 exited with code 1: KeyError: 'lost'" in done.stderr
+
+
+def test_an_image_that_does_not_exist_fails_the_job_with_one_line(boxed: Cluster) -> None:
+    boxed.up("1")
+    boxed.write("train.py", "pass")
+    done = boxed.run("train", "--image", "127.0.0.1:1/nothing:1", "train.py", code=1)
+    said = [line for line in done.stderr.splitlines() if "cannot pull 127.0.0.1:1/nothing:1" in line]
+    assert len(said) == 1
+    assert "refused" in said[0]
+
+
+def test_people_see_that_an_image_is_pulled_and_may_cancel_it(boxed: Cluster) -> None:
+    with containers.registry(threading.Event()) as image:
+        boxed.env |= containers.trusting(boxed.folder, image)
+        boxed.up("1")
+        boxed.write("train.py", "pass")
+        with boxed.start("train", "--image", image, "train.py") as watching:
+            assert watching.stdout is not None
+            assert any(f"pulling {image} on node-0" in line for line in watching.stdout)
+            assert f"node-0: pulling {image}" in boxed.run("status").stdout
+            assert as_json(boxed.run("status", "-o", "json"))["nodes"][0]["doing"] == f"pulling {image}"
+            boxed.run("cancel", "train-1")
+            boxed.wait_for_end("train-1")
+            watching.stdout.read()
+        boxed.wait(lambda: "pulling" not in boxed.run("status").stdout, "the pull to be broken off")
+
+
+def test_a_dead_agent_leaves_no_container(boxed: Cluster) -> None:
+    boxed.up("2")
+    boxed.write("train.py", COUNTING)
+    job = boxed.train("train.py", "--image", containers.IMAGE)
+    boxed.wait(lambda: boxed.step(job) >= 5, "step 5", PATIENCE_S)
+    folder = boxed.node_dir("node-1")
+    inside = [p for p in processes.marked_processes(folder) if p.name().startswith("python")]
+    agent = processes.noted_process(folder)
+    assert agent is not None
+    assert len(containers.left(folder)) == 1
+    agent.send_signal(signal.SIGKILL)
+    boxed.wait(lambda: not containers.left(folder), "the container to go", 10)
+    assert processes.wait_until_ended([p for p in inside if p.pid != agent.pid], 10) == []
+
+
+def test_a_job_in_an_image_survives_the_loss_of_a_node_and_a_notice(boxed: Cluster) -> None:
+    boxed.up("1:2")
+    boxed.write("train.py", COUNTING)
+    args = ("--steps", "600", "--every", "10", "--rest", "0.05")
+    job = boxed.train("train.py", "--image", containers.IMAGE, "--", *args)
+    boxed.wait(lambda: boxed.step(job, 1) >= 20, "step 20", PATIENCE_S)
+    boxed.kill("node-1")
+    boxed.wait(lambda: boxed.step(job, 2) >= 30, "step 30 in round 2", PATIENCE_S)
+    boxed.run("preempt", "node-0", "--notice", "30", "--replace-after", "0")
+    ended = boxed.wait_for_end(job, PATIENCE_S)
+    assert ended.outcome is not None and ended.outcome.result == "succeeded"
+    drained = next(entry for entry in boxed.history(job) if entry.phase == "drain")
+    assert drained.reason == "node-0 given notice"
+    steps = [int(record["step"]) for record in boxed.metrics(job)]
+    jumps = [(now, later) for now, later in pairwise(steps) if later != now + 1]
+    assert len(jumps) <= 1, "after the loss some steps may come twice, after the notice none"
+    assert boxed.history(job)[-1].number == 3 and steps[-1] == 600
+
+
+def test_files_written_after_sigterm_in_an_image_come_back(boxed: Cluster) -> None:
+    boxed.up("1")
+    boxed.write("problem.py", PROBLEM)
+    boxed.write("train.py", BARE)
+    job = boxed.train("train.py", "--image", containers.IMAGE, "--env", "OMP_NUM_THREADS=1", "--", "--until-asked")
+    boxed.wait(lambda: "step 25 " in boxed.run("logs", job).stdout, "step 25", PATIENCE_S)
+    boxed.run("preempt", "node-0", "--notice", "30", "--replace-after", "0")
+    ended = boxed.wait_for_end(job, PATIENCE_S)
+    assert ended.outcome is not None and ended.outcome.result == "succeeded"
+    said = boxed.run("logs", job).stdout
+    steps = [int(line.split("step ")[1].split()[0]) for line in said.splitlines() if "| step " in line]
+    assert steps == list(range(1, 31))
+    assert "finished 30" in said
