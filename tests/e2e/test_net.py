@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.bench.network import is_possible
 from tests.e2e.machine import Cluster, as_json
-from tests.e2e.wired import WiredCluster, wired
+from tests.e2e.wired import WiredCluster, why_not, wired
 
 
 @pytest.fixture
 def four(tmp_path: Path) -> Iterator[WiredCluster]:
-    if not is_possible():
-        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    if reason := why_not():
+        pytest.skip(reason)
     with wired(tmp_path, 4) as cluster:
         yield cluster
 

@@ -10,16 +10,15 @@ from msgspec.structs import replace
 
 from gpuctl.cluster import jobs, layout
 from gpuctl.cluster.records import Promised, encode
-from tests.bench.network import is_possible
 from tests.e2e.machine import Cluster, as_json
 from tests.e2e.scripts import COUNTING
-from tests.e2e.wired import WiredCluster, wired
+from tests.e2e.wired import WiredCluster, why_not, wired
 
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[WiredCluster]:
-    if not is_possible():
-        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    if reason := why_not():
+        pytest.skip(reason)
     with wired(tmp_path, 3) as cluster:
         for _ in range(3):
             cluster.add()

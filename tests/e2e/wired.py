@@ -19,8 +19,18 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.records import ClusterSpec, encode
 from gpuctl.stacks import processes
 from gpuctl.stacks.known import KnownCluster
-from tests.bench.network import Network, entering, namespace
+from tests.bench.network import Network, entering, is_possible, namespace
 from tests.e2e.machine import Cluster
+
+
+def why_not() -> str:
+    """Why this machine cannot have one; empty if it can."""
+    if not is_possible():
+        return "network namespaces need root, iproute2 and util-linux"
+    shape = "tc qdisc add dev lo root tbf rate 1mbit burst 64kb latency 50ms"
+    rule = "ip rule add pref 50 ipproto tcp dport 9 blackhole"
+    tried = subprocess.run(["unshare", "--net", "sh", "-c", f"{shape} && {rule}"], capture_output=True, text=True)
+    return f"this kernel cannot slow a wire or shut a port: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 class WiredCluster(Cluster):
