@@ -43,7 +43,7 @@ from gpuctl.bootstrap.stall import StallWatch
 from gpuctl.bootstrap.tier_server import TierServer
 from gpuctl.bootstrap.traces import Traces
 from gpuctl.bootstrap.workspace import JobWorkspace
-from gpuctl.cluster import layout
+from gpuctl.cluster import layout, stays
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.clock import Clock, SystemClock
 from gpuctl.cluster.errors import GpuctlError
@@ -341,6 +341,7 @@ class Agent:
         self._containers.stop()
         with contextlib.suppress(GpuctlError):
             self._store.delete([layout.node(self._identity.node)])
+            stays.note_end(self._store, self._identity.node, self._clock.time())
             self._reachability.stop()
         if self._interpreter:
             self._interpreter.stop()

@@ -1,7 +1,7 @@
 """What a machine is told when it first boots: all that ``user_data.render`` puts into user-data, and no secret.
 
-On the machine it is ``/etc/gpuctl/node.json``. ``bootstrap.boot`` reads it there as plain JSON, for it runs before gpuctl
-and its packages are installed.
+On the machine it is ``/etc/gpuctl/node.json``. ``bootstrap.boot`` reads it there as plain JSON, for it runs before
+gpuctl and its packages are installed.
 """
 
 from __future__ import annotations

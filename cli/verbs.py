@@ -35,6 +35,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "verify": Verb("gpuctl.cli.verify", "Test the nodes' devices and the network between them."),
         "preempt": Verb("gpuctl.cli.preempt", "Take a node away the way a cloud would."),
         "down": Verb("gpuctl.cli.down", "Take everything away but the checkpoints."),
+        "cost": Verb("gpuctl.cli.cost", "Show what a cluster's machines have cost so far."),
         "leaks": Verb("gpuctl.cli.leaks", "Find what clusters have left in a cloud, and what it costs."),
     },
     "Jobs": {

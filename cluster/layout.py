@@ -12,6 +12,7 @@
     rank0/<version>                            ledger of Rank0
     queue/<version>                            ledger of job ids: the line
     code/<sha256>.tar.zst                      packed folders, each once
+    stays/<node>.json                          Stay
     jobs/<job>/spec.json                       JobSpec
     jobs/<job>/cancel                          present once someone asked for it
     jobs/<job>/rounds/<version>                ledger of Round
@@ -32,6 +33,7 @@ CLUSTER = "cluster.json"
 NODES = "nodes"
 NETWORKS = "net"
 BOOT = "boot"
+STAYS = "stays"
 HOSTS = "hosts"
 RANK0 = "rank0"
 QUEUE = "queue"
@@ -60,6 +62,10 @@ def package(digest: str, name: str) -> str:
 
 def ssh_host(name: str) -> str:
     return f"{HOSTS}/{name}.json"
+
+
+def stay(name: str) -> str:
+    return f"{STAYS}/{name}.json"
 
 
 def code(digest: str) -> str:

@@ -125,6 +125,22 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What sshd shows there, as ``ssh-ed25519 AAAA…``."""
     user: str = ""
     """Who logs in there."""
+    type: str = ""
+    """Instance type, zone, and ``spot`` or ``on-demand``, by the cloud's metadata: what its price goes by."""
+    zone: str = ""
+    life: str = ""
+    booted_at: float = 0.0
+
+
+class Stay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``stays/<node>.json``: a rented machine, from its boot to its last sign of life. Outlives the cluster."""
+
+    node: str
+    type: str
+    zone: str
+    life: str
+    since: float
+    until: float
 
 
 class SshHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

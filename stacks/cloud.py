@@ -167,6 +167,16 @@ class TellsSpotPrices(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsPriceHistory(Protocol):
+    """A cloud that remembers what spot machines cost."""
+
+    def price_history(self, kind: str, zone: str, since: float, until: float) -> Sequence[tuple[float, float]]:
+        """Of a type in a zone, between two times in seconds since the epoch: each price with the time it came into
+        force, the oldest first; the first of them may be older than ``since``. Raises ``GpuctlError``."""
+        ...
+
+
 Severity = Literal["error", "warning", "note"]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
-from gpuctl.cluster import layout
+from gpuctl.cluster import layout, stays
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.known import KnownCluster
@@ -70,7 +70,9 @@ def provider(name: str) -> Provider:
 
 
 def forget_nodes(bucket: Bucket) -> None:
-    """Of a cluster that is gone: what its machines told of themselves, and last of all the cluster's own record."""
+    """Of a cluster that is gone: what its machines told of themselves, and last of all the cluster's own record. How
+    long each was there stays."""
+    stays.note(bucket)
     for prefix in (layout.NODES, layout.NETWORKS, layout.RANK0, layout.BOOT):
         bucket.delete([entry.key for entry in bucket.list(prefix)])
     bucket.delete([layout.CLUSTER])

@@ -37,6 +37,10 @@ class Reporter:
             "public_address": self._instance.public_address,
             "host_keys": host_keys(self._root),
             "user": login_name(self._root),
+            "type": self._instance.type,
+            "zone": self._instance.zone,
+            "life": self._instance.life,
+            "booted_at": self._now() - uptime_s(),
         }
         try:
             self._store.put(f"boot/{self._node}.json", json.dumps(said).encode())
@@ -45,6 +49,10 @@ class Reporter:
             print(f"the bucket does not hear of {step or state}: {error}", flush=True)
             return False
         return True
+
+
+def uptime_s() -> float:
+    return float(Path("/proc/uptime").read_text().split()[0])
 
 
 def host_keys(root: Path) -> list[str]:

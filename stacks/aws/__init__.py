@@ -102,6 +102,12 @@ class Aws:
 
         return spot_prices(regions)
 
+    def price_history(self, kind: str, zone: str, since: float, until: float) -> Sequence[tuple[float, float]]:
+        """See ``cloud.TellsPriceHistory``."""
+        from gpuctl.stacks.aws.offers import price_history
+
+        return price_history(kind, zone, since, until)
+
 
 def has_public_address(machine: MachineType) -> bool:
     """Machines with several network cards can be given none when they start (Karpenter #5666)."""

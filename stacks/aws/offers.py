@@ -42,3 +42,24 @@ def _of_region(ec2: Any, region: str, now: datetime) -> list[Price]:
     for (name, zone), (_, usd) in sorted(latest.items()):
         zones.setdefault(name, {})[zone] = usd
     return [Price(type=name, region=region, spot=min(of.values()), zones=of) for name, of in zones.items()]
+
+
+def price_history(
+    kind: str, zone: str, since: float, until: float, connect: Connect | None = None
+) -> list[tuple[float, float]]:
+    """See ``cloud.TellsPriceHistory``. AWS remembers 90 days."""
+    ec2 = (connect or connecting())("ec2", zone.rstrip("abcdefghijklmnopqrstuvwxyz"))
+    with understood():
+        pages = ec2.get_paginator("describe_spot_price_history").paginate(
+            StartTime=datetime.fromtimestamp(since, UTC),
+            EndTime=datetime.fromtimestamp(until, UTC),
+            InstanceTypes=[kind],
+            AvailabilityZone=zone,
+            ProductDescriptions=["Linux/UNIX"],
+        )
+        told = [
+            (one["Timestamp"].timestamp(), float(one["SpotPrice"]))
+            for page in pages
+            for one in page["SpotPriceHistory"]
+        ]
+    return sorted(told)

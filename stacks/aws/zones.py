@@ -11,8 +11,8 @@ from gpuctl.stacks.request import StackRequest
 
 
 def zones(request: StackRequest, connect: Connect | None = None) -> tuple[str, ...]:
-    """Those that sell the type: by AWS's own score of how likely as many spot machines are (1 to 10), which few may ask,
-    then by price. Raises ``GpuctlError``."""
+    """Those that sell the type: by AWS's own score of how likely as many spot machines are (1 to 10), which few may
+    ask, then by price. Raises ``GpuctlError``."""
     connect = connect or connecting()
     ec2 = connect("ec2", request.region)
     with understood():

@@ -1,7 +1,7 @@
 """The machines: an instance template, and a zonal group that replaces those which are taken.
 
-Nothing here waits for machines, and nothing fights their number. A new group is empty: ``up`` asks for machines once all
-of this exists and what they fetch lies in the bucket, and a node that was idle shrinks the group itself.
+Nothing here waits for machines, and nothing fights their number. A new group is empty: ``up`` asks for machines once
+all of this exists and what they fetch lies in the bucket, and a node that was idle shrinks the group itself.
 """
 
 from __future__ import annotations
