@@ -30,7 +30,7 @@ _BOOT = f"""
 [Unit]
 Description=gpuctl: from a bare machine to a node
 Wants=network-online.target
-After=network-online.target
+After=network-online.target gpuctl-idle.service
 StartLimitIntervalSec=0
 [Service]
 Type=exec

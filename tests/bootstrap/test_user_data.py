@@ -122,12 +122,11 @@ def test_whatever_the_spec_says_is_text_and_no_template_and_no_yaml(text: str) -
 def test_upgrades_are_held_first_then_the_idle_watch_is_armed_then_boot_starts_and_is_not_waited_for() -> None:
     config = yaml.safe_load(render(spec("aws")))
     assert (config["package_update"], config["package_upgrade"]) == (False, False)
-    assert next(iter(told())) == "/etc/apt/apt.conf.d/99-gpuctl"
-    commands = config["runcmd"]
-    order = ["daemon-reload", "mask", "gpuctl-idle", "gpuctl-boot"]
-    assert [next(i for i, command in enumerate(commands) if word in command) for word in order] == [0, 1, 2, 3]
-    assert all("--no-block" in command for command in commands[1:])
+    first = next(iter(told().values()))
+    assert (first["path"], first["content"]) == ("/etc/apt/apt.conf.d/99-gpuctl", 'APT::Periodic::Enable "0";\n')
+    assert config["runcmd"] == ["systemctl enable --now --no-block gpuctl-idle.service gpuctl-boot.service"]
     boots = told()["/etc/systemd/system/gpuctl-boot.service"]["content"]
+    assert "After=network-online.target gpuctl-idle.service\n" in boots
     assert "Type=oneshot" not in boots
 
 
