@@ -186,20 +186,21 @@ class _Owners:
     """Whose a thing is: its tag says so, or else its resource group's."""
 
     def __init__(self, groups: Sequence[Answer]) -> None:
-        tagged = {group["name"].lower(): group for group in groups if _tag(group)}
-        self._kept = {name for name, group in tagged.items() if name == kept_group(_tag(group))}
-        self._clusters = {name: group for name, group in tagged.items() if name not in self._kept}
+        self._clusters = {
+            group["name"].lower(): group for group in groups if group["name"].lower() != kept_group(_tag(group))
+        }
 
     def groups(self) -> Iterator[Leftover]:
         for group in self._clusters.values():
-            yield _leftover("resource group", group, _tag(group), about=_told(group, ("properties.provisioningState",)))
+            if owner := _tag(group):
+                yield _leftover("resource group", group, owner, about=_told(group, _STATE))
 
     def of(self, thing: Answer) -> str:
-        """Empty: nobody's of ours, or kept. In a group that is kept, what others have put there is theirs."""
-        group = _group(thing).lower()
-        if group in self._kept and _type(thing) == _STORAGE:
+        """Empty: nobody's of ours, or kept. In the group that is kept, what others have put there is theirs."""
+        owner = _tag(thing)
+        if _type(thing) == _STORAGE and _group(thing).lower() == kept_group(owner):
             return ""
-        return _tag(thing) or self.of_scope(thing["id"])
+        return owner or self.of_scope(thing["id"])
 
     def of_scope(self, id_: str) -> str:
         group = self._clusters.get(_group({"id": id_}).lower())
@@ -260,9 +261,9 @@ def _rest(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
 
 def _roles(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
     for role in seen.get("roles", ()):
-        told = role["properties"]
-        if told.get("type") == "CustomRole" and (owner := whose(told.get("roleName", ""))):
-            yield Leftover(cluster=owner, kind="role", id=role["name"], region="", about=told["roleName"])
+        name = role["properties"]["roleName"]
+        if owner := whose(name):
+            yield Leftover(cluster=owner, kind="role", id=role["name"], region="", about=name)
     for given in seen.get("role assignments", ()):
         told = given["properties"]
         if owner := whose(told.get("description") or "") or owners.of_scope(told["scope"]):

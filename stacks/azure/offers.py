@@ -69,11 +69,11 @@ def _spot_hour(item: dict[str, Any], name: str) -> bool:
 def _items(name: str, url: str, pause: Callable[[float], None]) -> Iterator[dict[str, Any]]:
     wanted = f"serviceName eq 'Virtual Machines' and priceType eq 'Consumption' and armSkuName eq '{name}'"
     query = urlencode({"api-version": _VERSION, "$filter": f"{wanted} and contains(meterName, 'Spot')"})
-    link: str | None = f"{url}?{query}"
+    link = f"{url}?{query}"
     while link:
         page = _page(link, pause)
         yield from page["Items"]
-        link = page.get("NextPageLink")
+        link = (page.get("NextPageLink") or "").replace(" ", "%20")  # it is not always quoted
 
 
 def _page(link: str, pause: Callable[[float], None]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 from gpuctl.cluster.errors import GpuctlError
@@ -52,8 +53,14 @@ def problems(
 
 def _where(outputs: Mapping[str, object], account: Account | None) -> tuple[Account, tuple[str, str]]:
     """And the names of the resource group and of the set."""
-    account = account or connecting(str(outputs.get("account") or ""))
+    account = account or _connected(str(outputs.get("account") or ""))
     return account, (str(outputs["resource_group"]), str(outputs["group"]))
+
+
+@cache
+def _connected(subscription: str) -> Account:
+    """Once: ``up`` asks every few seconds, and each time anew ``az`` would be asked for a token."""
+    return connecting(subscription)
 
 
 def _scale_set(account: Account, where: tuple[str, str]) -> Answer:

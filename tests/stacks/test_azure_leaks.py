@@ -14,6 +14,7 @@ from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.azure import kept_group, whose
 from gpuctl.stacks.azure.account import CredentialsRefused
 from gpuctl.stacks.azure.leaks import KINDS, scan
+from gpuctl.stacks.machines import Price, catalog, keep_spot_prices
 from tests.stacks.azure_api import (
     SUBSCRIPTION,
     Api,
@@ -136,6 +137,20 @@ def test_what_costs_something_is_told_its_price_and_comes_first(api: Api) -> Non
     assert about["gpuctl-demo/gpuctl-demo/1"] == "Standard_ND96asr_v4, deallocated, spot"
 
 
+def test_a_spot_instance_costs_its_spot_price_where_that_is_known(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path))
+    catalog.cache_clear()
+    keep_spot_prices([Price(type="Standard_ND96asr_v4", region="eastus", spot=7.5)], "2026-11-21")
+    priced = {one.usd_per_hour for one in scan([], "demo", api.account()).found if one.kind == "instance"}
+    profile = api.answers["providers/microsoft.compute/virtualmachinescalesets"][0]["properties"]
+    profile["virtualMachineProfile"] = {"priority": "Regular"}
+    on_demand = {one.usd_per_hour for one in scan([], "demo", api.account()).found if one.kind == "instance"}
+    catalog.cache_clear()
+    assert (priced, on_demand) == ({7.5, 0.0, None}, {27.2, 0.0, None})
+
+
 def test_the_providers_word_goes_before_that_of_a_list_that_lags(api: Api) -> None:
     gone = ("disk", "gpuctl-demo/deleted-a-minute-ago")
     assert gone not in pieces(api)
@@ -165,6 +180,7 @@ def test_what_may_not_be_looked_at_is_said_and_the_rest_is_found(api: Api, path:
     assert seen.unseen == (f"{what}: these Azure credentials may not call x/read",)
     kinds = {one.kind for one in seen.found}
     assert lost not in kinds
+    assert [one for one in seen.found if one.id.startswith("gpuctl-demo-kept/")] == []
     assert {"scale set", "virtual network"} <= kinds
 
 

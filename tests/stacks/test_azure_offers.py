@@ -76,7 +76,7 @@ def serving(prices: PriceList) -> Iterator[PriceList]:
             wanted = [one for one in prices.items if f"armSkuName eq '{one['armSkuName']}'" in query["$filter"]]
             link = None
             if at + 1 < len(wanted):
-                link = f"{prices.url}?$filter={query['$filter'].replace(' ', '%20')}&$skip={at + 1}"
+                link = f"{prices.url}?$filter={query['$filter']}&$skip={at + 1}"
             page = {"BillingCurrency": "USD", "Items": wanted[at : at + 1], "NextPageLink": link, "Count": 1}
             self.send_response(status)
             self.end_headers()
