@@ -25,7 +25,8 @@ from gpuctl.bootstrap.node_spec import Host, NodeSpec
 from gpuctl.bootstrap.user_data import render
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket
-from gpuctl.cluster.records import BootReport, ClusterSpec, decode, encode
+from gpuctl.cluster.ledger import Ledger
+from gpuctl.cluster.records import BootReport, ClusterSpec, Rank0, decode, encode
 from gpuctl.stacks import package
 from gpuctl.stacks.known import KnownCluster
 from tests.e2e.machine import PATIENCE_S, Cluster
@@ -207,6 +208,12 @@ class Cloud(Cluster):
 
     def instance(self, node: str) -> Instance:
         return next(each for each in self.instances if each.id == node)
+
+    def rank0(self) -> str:
+        """By the ledger: what was lost has left its heartbeat behind."""
+        held = Ledger(self.bucket, layout.RANK0, Rank0).read().value
+        assert held is not None
+        return held.node
 
     def booted(self, instance: Instance) -> BootReport | None:
         """What its boot has told the bucket so far."""

@@ -148,7 +148,7 @@ class Machine:
         """The ends of its logs, for whoever wants to know why a test failed."""
         lines = self.read("/var/log/gpuctl-boot.log").splitlines() or self.read("/var/log/cloud-init.log").splitlines()
         short = [line[:200] for line in lines if "already satisfied" not in line]
-        parts = [f"--- {self.name}: log of its boot", *short[-30:]]
+        parts = [f"--- {self.name}: log of its boot", *short[-10:]]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             journal = self.run("journalctl", "--no-pager", "-o", "cat", "-n", "50", "-u", "gpuctl*", check=False).stdout
             parts.append(f"--- {self.name}: journal of gpuctl\n{journal}")

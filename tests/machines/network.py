@@ -41,7 +41,8 @@ class Network:
         self._limited: list[str] = []
         for command in (
             "ip link set lo up",
-            f"ip link add {BRIDGE} type bridge",
+            # By itself its address is that of one of its ports, and changes when that one goes: then nobody finds it.
+            f"ip link add {BRIDGE} address 02:00:00:00:00:01 type bridge",
             f"ip addr add {HOST}/24 dev {BRIDGE}",
             f"ip addr add {METADATA}/32 dev {BRIDGE}",
             f"ip link set {BRIDGE} up",
