@@ -88,6 +88,12 @@ class Gcp:
 
         return problems(outputs)
 
+    def zones(self, request: StackRequest) -> Sequence[str]:
+        """See ``cloud.OrdersZones``."""
+        from gpuctl.stacks.gcp.zones import zones
+
+        return zones(request)
+
     def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
         """See ``cloud.FindsLeftovers``."""
         from gpuctl.stacks.gcp.leaks import scan

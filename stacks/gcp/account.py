@@ -89,10 +89,13 @@ class Account:
     def compute(self, kind: str, method: str, **asked: Any) -> Any:
         """What Compute Engine answers to a method of the client for ``kind``, such as ``Instances``. Raises
         ``GpuctlError``; ``asked`` are fields of the request, and a misspelt one is a ``ValueError``."""
+        try:
+            call = getattr(self._client(kind), method)
+        except AttributeError as error:
+            hint = "pip install --upgrade google-cloud-compute"
+            raise GpuctlError(f"the google-cloud-compute that is installed knows no {kind}.{method}", hint) from error
         with understood():
-            return getattr(self._client(kind), method)(
-                request={"project": self.project, **asked}, retry=self._retry(), timeout=_ONE_REQUEST_S
-            )
+            return call(request={"project": self.project, **asked}, retry=self._retry(), timeout=_ONE_REQUEST_S)
 
     def listed(self, kind: str, method: str = "list", **asked: Any) -> Iterator[Any]:
         """Everything of ``kind`` that a method lists, page by page."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.cloud import Check
-from gpuctl.stacks.gcp import shape
 from gpuctl.stacks.gcp.account import CONSOLE, Account, CredentialsRefused, Denied, NotThere, entering, last
 from gpuctl.stacks.gcp.leaks import LABEL
+from gpuctl.stacks.gcp.zones import sold
 from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
 
@@ -99,11 +99,8 @@ def _region(request: StackRequest, account: Account) -> Check:
 
 
 def _machines(request: StackRequest, machine: MachineType, account: Account) -> Check:
-    name, hung_on = shape(machine)
-    sold = _sold("MachineTypes", "machine_types", name, account)
-    if hung_on:
-        sold &= _sold("AcceleratorTypes", "accelerator_types", hung_on[0], account)
-    here = sorted(zone for zone in sold if zone.rpartition("-")[0] == request.region)
+    found = sold(machine, account)
+    here = sorted(zone for zone in found if zone.rpartition("-")[0] == request.region)
     if not here:
         return _fail(
             "machines", f"there is no {machine.name} in {request.region}; take another --region or --type", _GPU_PAGE
@@ -115,12 +112,6 @@ def _machines(request: StackRequest, machine: MachineType, account: Account) -> 
             _GPU_PAGE,
         )
     return _ok("machines", f"{machine.name} is sold in {', '.join(request.zones)}")
-
-
-def _sold(kind: str, field: str, name: str, account: Account) -> set[str]:
-    """Zones."""
-    found = account.everywhere(kind, field, filter=f"name={name}")
-    return {last(scope) for scope, one in found if one.name == name}
 
 
 def _permissions(account: Account) -> Check:

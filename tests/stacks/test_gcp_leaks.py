@@ -436,6 +436,13 @@ def test_what_a_person_asks_counts_against_the_project(project: Google) -> None:
     assert paid == [PROJECT, "paying", ""]
 
 
+def test_a_client_that_is_too_old_is_one_line() -> None:
+    with pytest.raises(GpuctlError, match=r"that is installed knows no Instances.teleport; pip install --upgrade"):
+        entering().compute("Instances", "teleport")
+    with pytest.raises(GpuctlError, match=r"that is installed knows no Starships.list; "):
+        entering().compute("Starships", "list")
+
+
 def test_packages_that_are_missing_are_one_line() -> None:
     code = (
         "import sys; sys.modules['google.cloud.compute_v1'] = None\n"
