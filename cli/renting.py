@@ -76,8 +76,11 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
     _plan(request, flags)
     if flags.dry_run:
         return None
-    _ask(flags)
+    from gpuctl.stacks.engine import found_cli
     from gpuctl.stacks.rented import Terms
+
+    found_cli()  # before the question: without it, the answer is of no use
+    _ask(flags)
 
     terms = Terms(
         zones=(),

@@ -298,6 +298,12 @@ def test_up_without_an_answer_rents_nothing(account: Account) -> None:
     assert not (account.folder / "state" / "clusters").exists()
 
 
+def test_without_pulumi_nobody_is_asked(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(account.env, "PATH", str(account.folder))
+    line = account.up(code=1).stderr.splitlines()[-1]
+    assert line.startswith("error: Pulumi's CLI is not installed; install ")
+
+
 @pytest.mark.parametrize(
     ("args", "line"),
     [
