@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 from gpuctl.cluster.errors import GpuctlError
@@ -19,7 +20,7 @@ _RECENT = timedelta(minutes=30)
 
 def size(outputs: Mapping[str, object], account: Account | None = None) -> GroupSize:
     """See ``cloud.Resizes``. The number and the machines are two requests here."""
-    account = account or _entered(outputs)
+    account = account or _entered(str(outputs.get("account") or ""))
     group = _group(outputs, account)
     machines = [one for one in _managed(outputs, account) if one.instance_status]
     return GroupSize(
@@ -31,7 +32,7 @@ def size(outputs: Mapping[str, object], account: Account | None = None) -> Group
 
 def resize(outputs: Mapping[str, object], nodes: int, account: Account | None = None) -> None:
     """See ``cloud.Resizes``."""
-    account = account or _entered(outputs)
+    account = account or _entered(str(outputs.get("account") or ""))
     try:
         account.compute("InstanceGroupManagers", "resize_unary", **_named(outputs), size=nodes)
     except NotThere as error:
@@ -42,7 +43,7 @@ def problems(
     outputs: Mapping[str, object], account: Account | None = None, now: datetime | None = None
 ) -> tuple[str, ...]:
     """See ``cloud.Resizes``: what went wrong in the last half hour."""
-    account = account or _entered(outputs)
+    account = account or _entered(str(outputs.get("account") or ""))
     since = (now or datetime.now(UTC)) - _RECENT
     group = _group(outputs, account)
     kind = _machine_type(group, account)
@@ -102,8 +103,10 @@ def _zone(outputs: Mapping[str, object]) -> str:
     return str(zones[0])
 
 
-def _entered(outputs: Mapping[str, object]) -> Account:
-    return entering(str(outputs.get("account") or ""))
+@cache
+def _entered(project: str) -> Account:
+    """Once: ``up`` asks again and again, and to find credentials may take gcloud a second."""
+    return entering(project).log_in()
 
 
 def _time(told: str) -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.cloud import GroupSize, Resizes, cloud
-from gpuctl.stacks.gcp.size import problems, resize, size
+from gpuctl.stacks.gcp.size import _entered, problems, resize, size
 from tests.stacks.google import PROJECT, URL, Google, refusal
 
 ZONE = "us-central1-a"
@@ -30,13 +31,14 @@ QUOTA = "Quota 'PREEMPTIBLE_NVIDIA_A100_GPUS' exceeded.  Limit: 8.0 in region us
 
 
 @pytest.fixture(autouse=True)
-def group(project: Google) -> Google:
+def group(project: Google) -> Iterator[Google]:
     """Four machines are wanted."""
     versions = [{"instanceTemplate": f"{URL}/global/instanceTemplates/gpuctl-demo-1"}]
     project.put(GROUP, {"name": "gpuctl-demo", "targetSize": 4, "versions": versions})
     project.put("global/instanceTemplates/gpuctl-demo-1", TEMPLATE)
     project.put(f"{GROUP}/listErrors", {})
-    return project
+    yield project
+    _entered.cache_clear()
 
 
 def machine(name: str, status: str = "RUNNING", action: str = "NONE") -> dict[str, str]:
@@ -63,6 +65,14 @@ def test_the_group_is_asked_for_another_number(group: Google) -> None:
     resize(OUTPUTS, 7)
     (asked,) = group.requests("/resize")
     assert (asked.method, asked.query["size"]) == ("POST", "7")
+
+
+def test_credentials_are_found_once_however_often_it_is_asked(group: Google) -> None:
+    group.put(f"POST {GROUP}/listManagedInstances", {})
+    for _ in range(3):
+        assert size(OUTPUTS).running == 0
+        assert problems(OUTPUTS) == ()
+    assert len(group.requests("/token")) == 1
 
 
 def test_no_machine_at_all_can_be_asked_for(group: Google) -> None:
