@@ -58,6 +58,10 @@ def test_fewer_nodes_and_several_workers_of_each(cluster: Cluster) -> None:
     assert [pair["ranks"] for pair in found["pairs"]] == [4]
     alone = cluster.run("verify", "--nodes", "1", "--burn-in", "0.1")
     assert "the slowest pair" not in alone.stdout and "1 node, gloo" in alone.stdout
+    promised = Promised(network_gbps=400, fabric="efa", fabric_cards=4)
+    cluster.bucket.put(layout.CLUSTER, encode(replace(jobs.cluster_spec(cluster.bucket), promised=promised)))
+    bare = cluster.run("verify", "--nodes", "1", "--burn-in", "0.1", code=1)
+    assert "it has 0 of 4 efa cards" in bare.stderr and "ls /sys/class/infiniband" in bare.stderr
     too_many = cluster.run("verify", "--nodes", "3", code=2)
     assert "wants 3 nodes" in too_many.stderr
 
