@@ -118,6 +118,7 @@ def test_signatures_are_those_that_botocore_makes(method: str, url: str, service
     ours = signed(method, url, "us-east-1", service, Credentials("key", "secret", token), {}, body, now=lambda: 1e9)
     stamp = ours["X-Amz-Date"]
     assert stamp == "20010909T014640Z"
+    assert ours.get("X-Amz-Security-Token", "") == token
     kind = S3SigV4Auth if service == "s3" else SigV4Auth
     theirs = kind(BotoCredentials("key", "secret", token or None), service, "us-east-1")
     told = {name: value for name, value in ours.items() if name != "Authorization"}
