@@ -16,7 +16,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from gpuctl.bootstrap.identity import Identity
 from gpuctl.cluster import layout
@@ -63,42 +65,48 @@ class EventFiles:
                 name = f"{folder.parent.name}-{self._node}"
                 found.add(name)
                 with contextlib.suppress(FileExistsError):
+                    self._target.mkdir(exist_ok=True)
                     (self._target / name).symlink_to(folder)
         return found
 
 
 def serve(store: Bucket, node: str, folder: Path, job: str) -> int:
     """Until standard input ends, SIGTERM comes, or TensorBoard ends; returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="gpuctl-tensorboard-") as target:
-        files = EventFiles(store, job, node, folder / "jobs" / job / "rounds", Path(target))
+    with tempfile.TemporaryDirectory(prefix="gpuctl-tensorboard-") as place:
+        files = EventFiles(store, job, node, folder / "jobs" / job / "rounds", Path(place) / "events")
         files.refresh()
-        port = _free_port()
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tensorboard.main", "--logdir", target, "--host", _LOCALHOST),
-                *("--port", str(port), "--reload_interval", str(int(_EVERY_S))),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-        )
         over = threading.Event()
         threading.Thread(target=_watch_stdin, args=(over,), daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: over.set())
-        try:
+        port = _free_port()
+        with (Path(place) / "log").open("w+b") as log, _started(Path(place) / "events", port, log) as process:
             if not _wait_until_it_answers(process, port, over):
+                log.seek(0)
+                sys.stderr.write(log.read().decode(errors="replace"))
                 return process.poll() or 1
             print(f"port {port}", flush=True)
             while not over.wait(_EVERY_S) and process.poll() is None:
                 with contextlib.suppress(GpuctlError, OSError):  # the next time, then
                     files.refresh()
             return process.poll() or 0
-        finally:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+
+
+@contextlib.contextmanager
+def _started(events: Path, port: int, log: BinaryIO) -> Iterator[subprocess.Popen[bytes]]:
+    """TensorBoard, which has much to say about itself, and nothing that whoever looks wants to read."""
+    events.mkdir(exist_ok=True)
+    words = ("--logdir", str(events), "--host", _LOCALHOST, "--port", str(port), "--reload_interval", f"{_EVERY_S:.0f}")
+    command = (sys.executable, "-m", "tensorboard.main", *words)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _watch_stdin(over: threading.Event) -> None:

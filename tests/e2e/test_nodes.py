@@ -55,7 +55,8 @@ def test_tensorboard_shows_a_job_and_ends_with_the_verb(cluster: Cluster) -> Non
         assert len(tags) == 10
         assert _tensorboards(cluster)
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.communicate(timeout=PATIENCE_S)[1] == "Ctrl-C ends it\n"
+        assert process.returncode == 0
     assert _tensorboards(cluster) == []
 
 
@@ -63,7 +64,13 @@ def test_tensorboard_shows_a_job_and_ends_with_the_verb(cluster: Cluster) -> Non
 def _forwarded(cluster: Cluster, what: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [*cluster.command, "forward", what]
     with subprocess.Popen(
-        command, cwd=cluster.folder, env=cluster.env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        command,
+        cwd=cluster.folder,
+        env=cluster.env,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         try:
             assert process.stdout is not None

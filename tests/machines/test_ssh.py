@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +23,15 @@ SECRET = "not to be seen"
 TRACES = (
     "ls -d /etc/gpuctl /opt/gpuctl /var/lib/gpuctl /run/gpuctl /var/log/gpuctl-boot.log /etc/systemd/system/gpuctl*"
 )
+
+
+WRITES_EVENTS = """
+    import os
+    from torch.utils.tensorboard import SummaryWriter
+    with SummaryWriter(os.environ["GPUCTL_TENSORBOARD_DIR"]) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])
+"""
 
 
 class Lab(Cluster):
@@ -123,10 +135,12 @@ def test_machines_of_a_lab_become_a_cluster_train_and_are_left_as_they_were(lab:
         assert SECRET not in machine.run("journalctl", "--no-pager").stdout
         assert machine.run("systemctl", "is-enabled", "gpuctl-idle", check=False).returncode != 0
     assert SECRET not in said
-    lab.write("hello.py", "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    lab.write("hello.py", WRITES_EVENTS)
     trained = lab.run("train", "hello.py").stdout
     assert "rank 0 of 2" in trained
     assert "rank 1 of 2" in trained
+
+    _look_at_tensorboard(lab)
 
     lives = {name: record.incarnation for name, record in lab.nodes().items()}
     lab.up_with(lab.targets())
@@ -163,6 +177,37 @@ def test_a_machine_that_cannot_be_reached_is_named_and_the_others_go_on(lab: Lab
     lab.machines[1].run("systemctl", "start", "ssh.service")
     lab.run("down", "--yes")
     assert lab.machines[1].run("sh", "-c", f"{TRACES} 2>/dev/null", check=False).stdout == ""
+
+
+def _look_at_tensorboard(lab: Lab) -> None:
+    """Of both nodes: one has its files from the bucket."""
+    process = lab.start("forward", "tensorboard")
+    assert process.stdout is not None
+    try:
+        said = []
+        while not (said and said[-1].startswith("http://")):
+            said.append(process.stdout.readline().strip())
+            assert said[-1] or process.poll() is None, "\n".join(said)
+        runs = lab.wait(lambda: _read(lab, f"{said[-1]}/data/runs"), "TensorBoard to find the runs")
+        assert sorted(runs) == ["000001-10.77.0.10", "000001-10.77.0.11"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    for machine in lab.machines:
+        lab.wait(lambda m=machine: "tensorboard" not in m.run("ps", "-eo", "args").stdout, "its end")  # type: ignore[misc]
+
+
+def _read(lab: Lab, url: str) -> list[str]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def read() -> list[str]:
+        with opener.open(url, timeout=30) as answer:
+            found: list[str] = json.load(answer)
+            return found
+
+    return lab.site.network.within(read)
 
 
 def _units(machine: Machine) -> list[str]:

@@ -233,9 +233,9 @@ def test_what_machines_tell_the_bucket_is_said_once(user: User, file_url: str) -
 
     def say(line: str) -> None:
         said.append(line)
-        state = "ready" if len(said) == 2 else "booting"
-        step = "" if state == "ready" else f"step {len(said)}"
-        store.put(layout.boot_report("lab"), encode(BootReport(node="lab", state=state, step=step)))
+        booting = BootReport(node="lab", state="booting", step=f"step {len(said)}")
+        report = BootReport(node="lab", state="ready") if len(said) == 2 else booting
+        store.put(layout.boot_report("lab"), encode(report))
 
     say("begin")
     assert Watch(store, [user.machine()], say).until_ready() == {}
