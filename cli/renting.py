@@ -80,6 +80,7 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
     from gpuctl.stacks.rented import Terms
 
     found_cli()  # before the question: without it, the answer is of no use
+    _refuse_what_the_cloud_would(request)
     _ask(flags)
 
     terms = Terms(
@@ -115,6 +116,21 @@ def _plan(request: StackRequest, flags: TermFlags) -> None:
         show(made)
     if made.errors:
         raise BadInput(f"{count(len(made.errors), 'thing')} would stop this", made.errors[0].hint)
+
+
+def _refuse_what_the_cloud_would(request: StackRequest) -> None:
+    """Credentials, rights, quota: all at once, and before anything is there. What it may not be asked is no refusal."""
+    from gpuctl.stacks.cloud import ChecksAccount, cloud
+    from gpuctl.stacks.machines import catalog
+
+    there = cloud(request.provider)
+    if not isinstance(there, ChecksAccount):
+        return
+    failed = [one for one in there.checks(request, catalog().type(request.type)) if one.status == "fail"]
+    for one in failed:
+        say(f"error: {one.name}: {one.message}" + (f"; see {one.page}" if one.page else ""))
+    if failed:
+        raise BadInput(f"{request.provider} would not give these machines", "gpuctl check shows all that was asked")
 
 
 def _ask(flags: TermFlags) -> None:

@@ -32,6 +32,7 @@ from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.records import BootReport, ClusterSpec, NodeRecord, decode, encode
 from gpuctl.stacks.known import KnownCluster
 from tests.stacks import pulumi_cli
+from tests.stacks.test_aws_checks import quota, simulated
 from tests.stacks.test_aws_leaks import NOTHING
 
 TYPE = "g5.xlarge"
@@ -40,10 +41,12 @@ TYPE = "g5.xlarge"
 class Account:
     """An AWS account on moto, and a user with gpuctl and a stand-in for Pulumi on PATH."""
 
-    def __init__(self, folder: Path, endpoint: str, without: list[str]) -> None:
+    def __init__(self, folder: Path, endpoint: str, without: list[str], vcpus: list[int]) -> None:
         self.folder = folder
         self.without = without
         """Zones that give no machines."""
+        self.vcpus = vcpus
+        """Quotas, the last one in force."""
         self.cluster = f"c{uuid.uuid4().hex[:8]}"
         # The installed command is beside the interpreter.
         path = f"{pulumi_cli.install(folder / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -90,8 +93,9 @@ def account(aws_account: None, s3_endpoint: str, tmp_path: Path, monkeypatch: py
     del aws_account
     monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
     without: list[str] = []
-    with amazon(s3_endpoint, without) as endpoint:
-        yield Account(tmp_path, endpoint, without)
+    vcpus = [384]
+    with amazon(s3_endpoint, without, vcpus) as endpoint:
+        yield Account(tmp_path, endpoint, without, vcpus)
 
 
 @pytest.fixture
@@ -233,14 +237,17 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(account: A
 
 
 @contextmanager
-def amazon(endpoint: str, without: list[str]) -> Iterator[str]:
+def amazon(endpoint: str, without: list[str], vcpus: list[int]) -> Iterator[str]:
     """The moto server at ``endpoint``, with answers to what it does not know. Zones that are in ``without`` have no
-    machines: AWS agrees to a number there, starts none, and says why when it is asked."""
+    machines: AWS agrees to a number there, starts none, and says why when it is asked. The last of ``vcpus`` is the
+    account's quota."""
 
     class Handler(BaseHTTPRequestHandler):
         def _pass(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             answer = self._own(dict(parse_qsl(body.decode(errors="replace"))))
+            if self.headers.get("X-Amz-Target", "").endswith(".GetServiceQuota"):
+                answer = str(quota(vcpus[-1]))
             status, data, headers = (200, answer.encode(), {}) if answer else self._theirs(body)
             self.send_response(status)
             for name, value in headers.items():
@@ -284,6 +291,7 @@ def amazon(endpoint: str, without: list[str]) -> Iterator[str]:
 _NAMESPACE = 'xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"'
 _UNKNOWN_TO_MOTO: dict[str, str] = {
     **{operation: str(answer) for (_, operation), answer in NOTHING.items()},
+    "SimulatePrincipalPolicy": str(simulated()),
     "DescribeScalingActivities": f"""
 <DescribeScalingActivitiesResponse {_NAMESPACE}><DescribeScalingActivitiesResult><Activities><member>
 <ActivityId>1</ActivityId><StatusCode>Failed</StatusCode><StatusMessage>We currently do not have sufficient capacity
@@ -296,6 +304,16 @@ def test_up_without_an_answer_rents_nothing(account: Account) -> None:
     done = account.run("up", "--provider", "aws", "--type", TYPE, code=2)
     assert done.stderr.splitlines()[-1] == "error: this costs money, and there is nobody to ask; add -y if it is wanted"
     assert not (account.folder / "state" / "clusters").exists()
+
+
+def test_what_the_account_may_not_have_is_not_begun(account: Account) -> None:
+    account.vcpus.append(0)
+    done = account.up(code=2)
+    assert re.search(
+        r"^error: quota: .* is 0: this account may start no g5.xlarge \(spot\); see https://", done.stderr, re.M
+    )
+    assert done.stderr.splitlines()[-1].startswith("error: aws would not give these machines; ")
+    assert not (account.folder / "state" / "pulumi").exists()
 
 
 def test_without_pulumi_nobody_is_asked(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
