@@ -36,7 +36,7 @@ def test_a_floor_stands_at_the_top_and_is_linked_into_the_package(floor: str) ->
 
 def test_the_package_holds_the_floors_and_nothing_else() -> None:
     found = {path.name for path in (ROOT / "src" / "gpuctl").iterdir()} - {"__pycache__"}
-    assert found == {*FLOORS, "__init__.py", "py.typed"}
+    assert found == {*FLOORS, "__init__.py", "py.typed", "constraints.txt"}
 
 
 def test_every_test_folder_mirrors_a_floor() -> None:
