@@ -41,7 +41,7 @@ def test_the_package_holds_the_floors_and_nothing_else() -> None:
 
 def test_every_test_folder_mirrors_a_floor() -> None:
     folders = {p.name for p in (ROOT / "tests").iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert folders <= {*FLOORS, "bench", "e2e", "examples", "stores"}
+    assert folders <= {*FLOORS, "bench", "e2e", "examples", "machines", "stores"}
 
 
 def test_a_module_is_named_for_what_it_holds() -> None:
