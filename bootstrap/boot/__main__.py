@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from .idle import watch
 from .leave import claim, leave
 from .metadata import Metadata
 from .report import Reporter
-from .steps import Failed, Step, run
+from .steps import Failed, Step, note, run
 from .store import Store, fetch, open_store
 
 _ALSO_ON_PATH = ":/opt/amazon/efa/bin"
@@ -68,8 +69,13 @@ def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callabl
         run(Machine(root, spec, node, instance, store).steps(), root, tell, sleep)
     except (Failed, OSError) as error:
         step, reason = (error.step, error.reason) if isinstance(error, Failed) else ("boot", str(error))
-        reporter.tell("failed", step, reason)
-        sleep(60 * spec["unhealthy_minutes"])
+        minutes = spec["unhealthy_minutes"]
+        with suppress(OSError):  # the disk may be what is full
+            note(root, f"leaving in {minutes:g} minutes; to keep the machine: sudo systemctl stop gpuctl-boot")
+        heard = reporter.tell("failed", step, reason)
+        sleep(60 * minutes)
+        if not heard:
+            reporter.tell("failed", step, reason)
         _take_away(root, spec, metadata, f"boot failed: {step}: {reason}")
         return
     while not reporter.tell("ready"):

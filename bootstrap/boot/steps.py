@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+_LOG = "var/log/gpuctl-boot.log"
 _MOST_PAUSE_S = 60.0
 _REASON_BYTES = 2000
 
@@ -94,6 +95,12 @@ def sh(*command: str, env: dict[str, str] | None = None) -> str:
     return "".join(lines)
 
 
+def note(root: Path, line: str) -> None:
+    """A line of ours in the log."""
+    with (root / _LOG).open("a") as log:
+        print(time.strftime("%H:%M:%S"), line, file=log)
+
+
 def _persist(step: Step, root: Path, tell: Callable[[str, str], None], sleep: Callable[[float], None]) -> None:
     reason = ""
     for number in range(step.tries):
@@ -110,8 +117,8 @@ def _attempt(step: Step, root: Path) -> str:
     """The reason why it failed, or nothing."""
     began = time.monotonic()
     ours, theirs = os.pipe()
-    with (root / "var/log/gpuctl-boot.log").open("a") as log:
-        print(f"{time.strftime('%H:%M:%S')} {step.name}", file=log, flush=True)
+    note(root, step.name)
+    with (root / _LOG).open("a") as log:
         child = os.fork()
         if not child:
             _become(step, log.fileno(), theirs)
@@ -130,8 +137,7 @@ def _attempt(step: Step, root: Path) -> str:
         reason = "" if code == 0 else said.decode(errors="replace") or f"ended with {code}"
         if code == -signal.SIGALRM:
             reason = f"took longer than {step.limit_s:g} s"
-        took = time.monotonic() - began
-        print(f"{time.strftime('%H:%M:%S')} {step.name} {reason or 'done'} ({took:.1f} s)", file=log, flush=True)
+    note(root, f"{step.name} {reason or 'done'} ({time.monotonic() - began:.1f} s)")
     return reason
 
 

@@ -12,6 +12,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from gpuctl.bootstrap.boot.__main__ import boot
+from gpuctl.bootstrap.boot.metadata import Metadata
 from gpuctl.bootstrap.node_spec import Promise
 from gpuctl.cluster.records import BootReport, decode
 from tests.bootstrap.answering import answering
@@ -86,6 +88,7 @@ def test_a_machine_that_fails_says_why_keeps_its_log_and_leaves(make: Callable[.
     assert (report["state"], report["step"], report["reason"]) == ("failed", "gate", "1 GPUs, and the type has 2")
     assert "gate 1 GPUs, and the type has 2 (" in machine.log()
     assert "+ systemctl mask" in machine.log()
+    assert machine.log().endswith("leaving in 0 minutes; to keep the machine: sudo systemctl stop gpuctl-boot\n")
     asked = parse_qs(seen[0]["body"])
     assert asked["Action"] == ["TerminateInstanceInAutoScalingGroup"]
     assert asked["InstanceId"] == [NODE]
@@ -125,6 +128,34 @@ def test_a_machine_of_ones_own_that_fails_stays(make: Callable[..., BareMachine]
     assert machine.report()["state"] == "failed"
     assert not (machine.root / "run/gpuctl/leaving").exists()
     assert machine.calls("apt") == []
+
+
+def test_a_disk_that_takes_nothing_is_a_failure_that_is_told(make: Callable[..., BareMachine]) -> None:
+    machine = make(provider="ssh", node=NODE)
+    (machine.root / "var/log/gpuctl-boot.log").mkdir(parents=True)  # in the way of all that is logged
+    machine.boot()
+    report = machine.report()
+    assert (report["state"], report["step"]) == ("failed", "boot")
+    assert "gpuctl-boot.log" in report["reason"]
+
+
+def test_a_bucket_that_comes_back_within_that_time_hears_why_it_failed(
+    make: Callable[..., BareMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = make(provider="ssh", node=NODE, unhealthy_minutes=10.0)
+    for name, value in machine.env.items():
+        monkeypatch.setenv(name, value)
+    machine.program("nvidia-smi", "exit 9")
+    obstacle = machine.bucket / f"boot/{NODE}.json.partial"
+    obstacle.mkdir()
+
+    def sleep(seconds: float) -> None:
+        if seconds == 600:
+            assert not (machine.bucket / f"boot/{NODE}.json").exists()
+            obstacle.rmdir()
+
+    boot(machine.root, machine.plain_spec, Metadata("ssh"), sleep)
+    assert machine.report()["state"] == "failed"
 
 
 def test_a_bucket_that_takes_no_reports_does_not_stop_the_boot(make: Callable[..., BareMachine]) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import pytest
 from gpuctl.bootstrap.boot.scratch import make_scratch
 from tests.bootstrap.bare import BareMachine
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 AWS = "Amazon EC2 NVMe Instance Storage"
 LABEL = "gpuctl-scratch"
 
@@ -171,3 +177,82 @@ def test_the_volume_that_an_image_makes_is_used(disks: Disks) -> None:
     disks.mounted("opt/dlami/nvme")
     root = disks.machine.root
     assert disks.make() == [f"mount --bind {root}/opt/dlami/nvme {root}/scratch"]
+
+
+# -- with real disks ---------------------------------------------------------------------------------------------------
+
+_BOOT = """
+import sys
+from pathlib import Path
+from gpuctl.bootstrap.boot.scratch import make_scratch
+
+root = Path(sys.argv[1])
+make_scratch(root, lambda *names: None)
+make_scratch(root, lambda *names: None)
+assert (root / "scratch").is_mount(), "nothing is mounted"
+(root / "scratch/file").write_text("kept")
+"""
+
+
+@pytest.fixture
+def loops(tmp_path: Path) -> Iterator[list[str]]:
+    """Two disks of 32 MB, the second with a file system that is none of ours: lsblk sees it only once udev has."""
+    programs = {name: shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") for name in _DISK_PROGRAMS}
+    if os.getuid() or not all(programs.values()):
+        pytest.skip(f"only root, with {', '.join(_DISK_PROGRAMS)}, can make disks")
+    made: list[str] = []
+    try:
+        for name in ("new", "used"):
+            image = tmp_path / name
+            image.touch()
+            os.truncate(image, 32 << 20)
+            if name == "used":
+                _do("mkfs.ext4", "-q", "-L", "mine", str(image))
+            try:
+                made.append(_do("losetup", "--find", "--show", str(image)).strip())
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"this kernel makes no loop devices: {error.stderr}")
+        yield made
+    finally:
+        for device in made:
+            _do("losetup", "--detach", device)
+
+
+_DISK_PROGRAMS = ("losetup", "blkid", "mkfs.ext4", "mount", "unshare")
+
+
+def _do(*command: str) -> str:
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "PATH": path}
+    ).stdout
+
+
+def test_a_real_disk_is_mounted_keeps_its_files_and_the_used_one_beside_it_is_left_alone(
+    loops: list[str], tmp_path: Path
+) -> None:
+    machine = BareMachine(tmp_path / "machine")
+    disks = Disks(machine)
+    disks.show(*(disk(path) for path in loops))
+    (machine.root / "proc").symlink_to("/proc")
+    machine.without("blkid", "mkfs.ext4", "mount")
+    before = Path(loops[1]).read_bytes()
+    path = f"{machine.programs}:/usr/sbin:/usr/bin:/sbin:/bin"
+    for _ in range(2):  # as after a reboot: what was mounted is not, and udev has seen the disk
+        subprocess.run(
+            ["unshare", "--mount", sys.executable, "-c", _BOOT, str(machine.root)],
+            env={**machine.env, "PATH": path, "PYTHONPATH": str(REPOSITORY / "src")},
+            timeout=60,
+            check=True,
+        )
+        disks.show(disk(loops[0], fstype="ext4", label=LABEL), disk(loops[1], fstype="ext4", label="mine"))
+    assert Path(loops[1]).read_bytes() == before
+    listed = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount {loops[0]} "$0" && cat "$0/file"',
+        str(machine.root / "scratch"),
+    ]
+    assert _do(*listed) == "kept"

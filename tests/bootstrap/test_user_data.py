@@ -79,7 +79,7 @@ def test_user_data_is_small_for_every_type_in_the_catalog(cloud: CloudName) -> N
 def test_cloud_init_finds_it_valid(provider: str, tmp_path: Path) -> None:
     program = shutil.which("cloud-init")
     if program is None:
-        pytest.skip("there is no cloud-init (Debian's package of this name) to check with")
+        pytest.skip("there is no cloud-init to check with; .ci/install-system installs it")
     path = tmp_path / "user-data.yaml"
     path.write_text(render(spec(provider)))
     ran = subprocess.run(
