@@ -63,6 +63,7 @@ Description=gpuctl: the agent
 StartLimitIntervalSec=0
 [Service]
 Type=exec
+Environment=HOME=/root
 EnvironmentFile=-/var/lib/gpuctl/agent.env
 ExecStart=/opt/gpuctl/venv/bin/python -m gpuctl.bootstrap.agent /var/lib/gpuctl/node
 Restart=on-failure
@@ -74,7 +75,8 @@ LimitMEMLOCK=infinity
 LimitNOFILE=1048576
 TasksMax=infinity
 """
-"""Boot starts it. Its workers pin memory for the fabric; one that runs out of memory does not take it along."""
+"""Boot starts it. Its workers pin memory for the fabric, look for caches in a home (systemd names none), and one that
+runs out of memory does not take it along."""
 
 _SECRET = re.compile("key|secret|token|passw|sas|credential", re.IGNORECASE)
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")

@@ -43,8 +43,8 @@ class Reporter:
             "booted_at": self._now() - uptime_s(),
         }
         try:
-            self._store.put(f"boot/{self._node}.json", json.dumps(said).encode())
-            self._store.put(f"boot/{self._node}.log", _end_of(self._root / "var/log/gpuctl-boot.log"))
+            self._store.put(f"boot/{self._node}.json", json.dumps(said).encode(), tries=1)  # the next step tries again
+            self._store.put(f"boot/{self._node}.log", _end_of(self._root / "var/log/gpuctl-boot.log"), tries=1)
         except (OSError, ValueError, LookupError) as error:
             print(f"the bucket does not hear of {step or state}: {error}", flush=True)
             return False

@@ -38,11 +38,11 @@ class Store:
         """Raises ``KeyError`` if there is none."""
         return self._ask("GET", key, b"")
 
-    def put(self, key: str, data: bytes) -> None:
-        self._ask("PUT", key, data)
+    def put(self, key: str, data: bytes, tries: int = _TRIES) -> None:
+        self._ask("PUT", key, data, tries)
 
-    def _ask(self, method: str, key: str, body: bytes) -> bytes:
-        for left in reversed(range(_TRIES)):
+    def _ask(self, method: str, key: str, body: bytes, tries: int = _TRIES) -> bytes:
+        for left in reversed(range(tries)):
             try:
                 with urlopen(self._request(method, key, body), timeout=_TIMEOUT_S) as answer:
                     return bytes(answer.read())
@@ -71,7 +71,7 @@ class Folder(Store):
         except FileNotFoundError as error:
             raise KeyError(key) from error
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, tries: int = 1) -> None:  # noqa: ARG002 - there is nothing to try again
         path = self._path / key
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.partial")

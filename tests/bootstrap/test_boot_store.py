@@ -80,6 +80,10 @@ def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not() -> N
     with answering(503, 200) as (at, seen):
         open_store(f"gs://b/p?base_url={at}&bearer_token=t", {}, None).put("k", b"1")
         assert len(seen) == 2
+    with answering(503) as (at, seen):
+        with pytest.raises(OSError, match="503"):
+            open_store(f"gs://b/p?base_url={at}&bearer_token=t", {}, None).put("k", b"1", tries=1)
+        assert len(seen) == 1
     with answering(403) as (at, seen):
         with pytest.raises(OSError, match="PUT k: 403 said the server"):
             open_store(f"gs://b/p?base_url={at}&bearer_token=t", {}, None).put("k", b"1")
