@@ -135,7 +135,7 @@ def _permissions(account: Account, page: str) -> Check:
 def _sold(request: StackRequest, account: Account) -> Answer | None:
     """The size as the region sells it, with what this subscription may not have."""
     for sku in account.compute.resource_skus.list(filter=f"location eq '{request.region}'"):
-        if sku.name == request.type and sku.resource_type == "virtualMachines":
+        if sku.name == request.type:
             found: Answer = sku.as_dict()
             return found
     return None

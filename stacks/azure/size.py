@@ -35,7 +35,7 @@ def resize(outputs: Mapping[str, object], nodes: int, account: Account | None = 
     account, where = _where(outputs, account)
     sku = {**_scale_set(account, where)["sku"], "capacity": nodes}
     with understood():
-        account.compute.virtual_machine_scale_sets.begin_update(*where, {"sku": sku}, polling=False)
+        account.compute.virtual_machine_scale_sets.begin_update(*where, {"sku": sku})  # it goes on by itself
 
 
 def problems(

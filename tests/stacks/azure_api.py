@@ -59,8 +59,8 @@ class Api:
     url: str
     answers: Answers
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
-    refused: dict[str, Refusal] = field(default_factory=dict)
-    """What is done with a method, such as ``PATCH``, whatever there is at the path."""
+    by_method: dict[str, Refusal] = field(default_factory=dict)
+    """Status and body for a method, such as ``PATCH``, whatever there is at the path."""
 
     def account(self, token: str = TOKEN) -> Account:
         return connecting(SUBSCRIPTION, Static(token), self.url)
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         path = url.path.lower()
         below = path.removeprefix(f"/subscriptions/{SUBSCRIPTION}").lstrip("/")
-        answer: Any = api.refused.get(self.command) or api.answers.get(below, api.answers.get(path))
+        answer: Any = api.by_method.get(self.command) or api.answers.get(below, api.answers.get(path))
         if answer is None:
             return 400, refusal("NotRecorded", f"nobody has recorded {self.command} {url.path}")[1]
         if isinstance(answer, list) and answer[:1] and isinstance(answer[0], int):
