@@ -374,7 +374,7 @@ def main(folder: str) -> None:
     watcher = None
     if identity.provider in CLOUDS:
         metadata = Metadata(identity.provider)
-        watcher = Watcher(metadata, agent.notice, agent.at_risk, _say, promised_s=identity.notice_s)
+        watcher = Watcher(metadata, agent.notice, agent.at_risk, _say, promised_s=identity.promised_s)
         watcher.start()
     try:
         agent.serve()

@@ -15,7 +15,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     env: dict[str, str] = {}
     """Variables for the workers of every job on this node (network interface, threads)."""
     notice_s: float = 30.0
-    """Seconds between a notice that names no time (SIGTERM, Google's) and the end."""
+    """Seconds between SIGTERM and the end."""
+    promised_s: float = 30.0
+    """Seconds between the cloud's own notice and the end, where that names no time (Google's)."""
     provider: str = ""
     """Whose machine this is (``node_spec.Host``), and so who gives notice of its end; empty: a process of ``local``."""
     root: str = "/"

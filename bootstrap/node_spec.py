@@ -55,6 +55,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Without work, logins and load, after which the machine removes itself; 0: never."""
     stall_minutes: float = 30.0
     """Without a step while its devices idle, after which a job ends; 0: never."""
+    notice_s: float = 30.0
+    """Between the cloud's notice and the end, where a notice does not say so itself (Google's)."""
     unhealthy_minutes: float = 10.0
     """Between a boot that failed and the machine's removing itself: time to log in and look."""
     env: dict[str, str] = {}

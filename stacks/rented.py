@@ -31,6 +31,7 @@ from gpuctl.stacks import package
 from gpuctl.stacks.arrivals import Arrivals, NoCapacity, Wanted
 from gpuctl.stacks.cloud import FindsLeftovers, Resizes, cloud
 from gpuctl.stacks.failures import Failure, StackFailed
+from gpuctl.stacks.gcp import NOTICE_S
 from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir
 from gpuctl.stacks.machines import MachineType, catalog
 from gpuctl.stacks.passphrase import private_folder
@@ -208,6 +209,7 @@ def node_spec(request: StackRequest, machine: MachineType, wanted: Any, terms: T
         region=request.region,
         idle_minutes=terms.idle_minutes,
         stall_minutes=terms.stall_minutes,
+        notice_s=NOTICE_S if request.provider == "gcp" else 30.0,
     )
 
 

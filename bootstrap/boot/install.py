@@ -157,6 +157,7 @@ class Machine:
             "provider": self.spec["provider"],
             "address": self.instance.address,
             "bucket": self.spec["bucket"],
+            "promised_s": self.spec["notice_s"],
             "env": {**self._network_env(), **env},
         }
         _write(self._at("var/lib/gpuctl/node/identity.json"), json.dumps(found))

@@ -25,6 +25,9 @@ PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
 PUBLIC_ADDRESS_OF_SPOT_USD_PER_HOUR = 0.0025
 """In use by a machine; not looked up: see cloud.google.com/vpc/network-pricing."""
 
+NOTICE_S = 120
+"""Of a preemption, as the machines ask for it: the longest there is; 30 without asking."""
+
 
 class Gcp:
     """See ``cloud.Cloud``."""

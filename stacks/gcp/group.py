@@ -11,7 +11,7 @@ import base64
 import pulumi
 import pulumi_gcp as gcp
 
-from gpuctl.stacks.gcp import labels, shape
+from gpuctl.stacks.gcp import NOTICE_S, labels, shape
 from gpuctl.stacks.gcp.identity import Identity
 from gpuctl.stacks.gcp.network import Network
 from gpuctl.stacks.machines import MachineType
@@ -21,8 +21,6 @@ from gpuctl.stacks.rules import compressed
 _IMAGES = "ubuntu-os-accelerator-images"
 _FAMILY = "ubuntu-accelerator-2404-amd64-with-nvidia-580"
 _PLACED = ("a2-highgpu", "a2-ultragpu", "a3-highgpu")
-_NOTICE_S = 120
-"""The longest there is; 30 without asking."""
 
 
 class Group(pulumi.ComponentResource):
@@ -120,9 +118,7 @@ class Group(pulumi.ComponentResource):
             automatic_restart=False,
             on_host_maintenance="TERMINATE",
             instance_termination_action="DELETE",
-            preemption_notice_duration=compute.InstanceTemplateSchedulingPreemptionNoticeDurationArgs(
-                seconds=_NOTICE_S
-            ),
+            preemption_notice_duration=compute.InstanceTemplateSchedulingPreemptionNoticeDurationArgs(seconds=NOTICE_S),
         )
 
     def _metadata(self) -> dict[str, str]:

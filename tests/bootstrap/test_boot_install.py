@@ -278,6 +278,7 @@ def test_the_identity_has_the_networks_variables_and_the_specs_go_before(make: M
         "provider": "aws",
         "address": "10.0.0.7",
         "bucket": bare.spec.bucket,
+        "promised_s": 30.0,
         "env": {"NCCL_SOCKET_IFNAME": "ens5", "NCCL_DEBUG": "WARN", "A": 'with "quotes" and ü'},
     }
     env = bare.root / "var/lib/gpuctl/agent.env"
@@ -325,3 +326,20 @@ def test_that_the_bucket_is_away_is_not_the_agents_fault(make: Make) -> None:
     away = open_store("gs://b/p?base_url=http://127.0.0.1:9&bearer_token=t", {}, None)
     replace(machine, store=away, heartbeat_within_s=0.0).agent()
     assert bare.calls("systemctl") == ["systemctl start gpuctl-agent.service"]
+
+
+@pytest.mark.parametrize(
+    ("oldest", "packages", "python"),
+    [((4, 0), "python3.11 python3.11-venv", "python3.11"), ((3, 10), "python3 python3-venv", "python3")],
+)
+def test_a_python_that_is_too_old_or_makes_no_environments_is_helped(
+    make: Make, monkeypatch: pytest.MonkeyPatch, oldest: tuple[int, int], packages: str, python: str
+) -> None:
+    bare, machine = make()
+    bare.program("bare-python", "exit 1")  # import ensurepip
+    bare.program(python, "exit 3")
+    monkeypatch.setattr("gpuctl.bootstrap.boot.install._OLDEST_PYTHON", oldest)
+    monkeypatch.setattr(sys, "executable", str(bare.programs / "bare-python"))
+    with pytest.raises(OSError, match=f"{python} -m venv --clear .* exited with 3"):
+        machine.gpuctl()
+    assert f"{INSTALL} {packages}" in bare.calls()

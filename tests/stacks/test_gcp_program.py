@@ -41,9 +41,9 @@ def test_on_demand_has_no_spot_at_all() -> None:
     }
 
 
-def test_the_group_is_in_one_zone_and_has_as_many_machines_as_asked_for_and_waits_for_none() -> None:
+def test_the_group_is_in_one_zone_and_empty_and_waits_for_nothing() -> None:
     group = A2.one(GROUP)
-    assert (group["zone"], group["targetSize"], group["waitForInstances"]) == ("us-central1-a", 4, False)
+    assert (group["zone"], group["targetSize"], group["waitForInstances"]) == ("us-central1-a", 0, False)
     assert group["versions"] == [{"instanceTemplate": "link of InstanceTemplate/demo"}]
 
 
