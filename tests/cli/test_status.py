@@ -73,6 +73,12 @@ def test_status_for_a_person_fits_80_columns(written: WrittenCluster) -> None:
     assert max(len(line) for line in lines if not line.startswith("file:")) <= 80
 
 
+def test_what_keeps_a_node_from_being_ready_is_said(written: WrittenCluster) -> None:
+    written.lead("node-0", view={"node-0": "live"}, doing="pulling debian:12")
+    assert "node-0: pulling debian:12" in written.run("status").stdout.splitlines()
+    assert state_of(written)["nodes"][0]["doing"] == "pulling debian:12"
+
+
 def test_no_node_and_no_job_are_told_as_such(written: WrittenCluster) -> None:
     assert written.run("status").stdout.splitlines()[-3:] == [
         "no node has been heard of: gpuctl up",
