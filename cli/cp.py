@@ -55,7 +55,7 @@ def verb(
             _copy_here(*(_within(end, folder) for end in (from_, to)))
             return
         copy = _Copy(nodes, nodes.shell, host, from_, to)
-        remote.leave_with(copy.by_rsync() if shutil.which("rsync") else copy.by_scp())
+        remote.leave_with(copy.by_rsync() if _is_new_rsync() else copy.by_scp())
 
 
 def parse_end(text: str) -> End:
@@ -86,13 +86,15 @@ class _Copy:
             return self.by_scp()
         if trouble := self._shell.trouble(self._host, code):
             raise trouble
-        sys.stderr.write(said)
-        return remote.shells(code)
+        if code:
+            first = next((line for line in said.splitlines() if line.strip()), f"exit {code}")
+            raise GpuctlError(f"rsync could not copy: {first.removeprefix('rsync: ')}", "check both paths")
+        return 0
 
     def _rsync(self) -> Command:
         """``-s``: a path is a path, and no line for the other side's shell."""
         ssh = shlex.join(self._shell.ssh(self._host))
-        show = ("--info=progress2",) if sys.stderr.isatty() and _is_new_rsync() else ()
+        show = ("--info=progress2",) if sys.stdout.isatty() else ()
         ends = (self._named(end) for end in (self._from, self._to))
         return Command(("rsync", "-a", "-s", "--partial", *show, "-e", ssh, "--", *ends))
 
@@ -142,7 +144,9 @@ def _all_of(process: subprocess.Popen[bytes]) -> str:
 
 
 def _is_new_rsync() -> bool:
-    """macOS has one of 2006, or another program of that name."""
+    """macOS has one of 2006, or another program of that name: neither takes a path for a path."""
+    if not shutil.which("rsync"):
+        return False
     done = subprocess.run(("rsync", "--version"), capture_output=True, text=True, check=False, timeout=10)
     return "version 3" in done.stdout
 

@@ -220,6 +220,7 @@ def test_ssh_itself_reads_the_configuration_as_it_was_meant(lab: Lab, tmp_path: 
     assert meant["port"] == str(server.port)
     assert meant["user"] == server.user
     assert meant["stricthostkeychecking"] == "true"
+    assert meant["globalknownhostsfile"] == "/dev/null"
     assert meant["hostkeyalias"] == "gpuctl-default-node-0"
     assert meant["userknownhostsfile"] == str(tmp_path / "state/ssh/default.known_hosts")
     assert meant["identityfile"] == str(server.identity)
@@ -330,10 +331,9 @@ def test_a_file_goes_to_a_node_and_comes_back(copying: Lab, tmp_path: Path) -> N
 
 
 def test_a_copy_that_fails_says_why_and_fails(copying: Lab, tmp_path: Path) -> None:
-    process = copying.start("cp", f"node-1:{tmp_path}/nothing", "back")
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode not in (0, None)
-    assert "No such file" in said
+    said = copying.run("cp", f"node-1:{tmp_path}/nothing", "back", code=1).stderr.splitlines()
+    assert said[-1].startswith("error: ")
+    assert "No such file" in said[-1]
     assert not (copying.work / "back").exists()
 
 

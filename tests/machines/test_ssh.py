@@ -184,7 +184,7 @@ def _look_at_tensorboard(lab: Lab) -> None:
     process = lab.start("forward", "tensorboard")
     assert process.stdout is not None
     try:
-        said = []
+        said: list[str] = []
         while not (said and said[-1].startswith("http://")):
             said.append(process.stdout.readline().strip())
             assert said[-1] or process.poll() is None, "\n".join(said)
