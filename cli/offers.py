@@ -33,7 +33,7 @@ def verb(
     """List machines that could be rented, the cheapest GPU first.
 
     Prices are those of the catalog that comes with gpuctl, of the day that is shown. With --refresh spot prices are
-    those of today; a cloud is asked with your credentials, AWS if none is named.
+    those of today; a cloud is asked with your credentials (Azure without any), AWS if none is named.
     """
     as_json = wants_json(output)
     if provider is not None and provider not in CLOUDS:

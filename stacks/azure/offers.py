@@ -27,7 +27,7 @@ _PAUSES_S = (1.0, 4.0, 15.0)
 
 def spot_prices(
     regions: Sequence[str],
-    url: str = RETAIL_PRICES,
+    url: str | None = None,
     now: datetime | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[Price]:
@@ -35,7 +35,7 @@ def spot_prices(
     types = [machine.name for machine in catalog().types if machine.provider == "azure" and machine.spot]
     today = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = pool.map(partial(_of_type, url=url, today=today, pause=pause), types)
+        answers = pool.map(partial(_of_type, url=url or RETAIL_PRICES, today=today, pause=pause), types)
         found = [price for answer in answers for price in answer if price.region in regions]
     if not found:
         raise GpuctlError(

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from gpuctl.cli.offers import verb
 from gpuctl.cluster.errors import GpuctlError
+from gpuctl.stacks.azure import offers
 from gpuctl.stacks.azure.offers import spot_prices
-from gpuctl.stacks.cloud import TellsSpotPrices, cloud
 from gpuctl.stacks.machines import Price, catalog
 
 SIZE = "Standard_NC24ads_A100_v4"
@@ -161,5 +163,16 @@ def test_a_list_that_does_not_answer_is_one_line() -> None:
         prices.ask(["eastus"])
 
 
-def test_the_verb_can_ask_azure() -> None:
-    assert isinstance(cloud("azure"), TellsSpotPrices)
+def test_the_verb_refreshes_and_then_lists_what_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path))
+    catalog.cache_clear()
+    with serving(PriceList([item(effectiveStartDate="2020-01-01T00:00:00Z")])) as prices:
+        monkeypatch.setattr(offers, "RETAIL_PRICES", prices.url)
+        verb(provider="azure", refresh=True, gpu="A100", output="json")
+    told = capsys.readouterr()
+    catalog.cache_clear()
+    assert told.err.splitlines()[-1] == "1 spot price of azure in eastus"
+    (spot,) = {one["spot_usd_per_hour"] for one in json.loads(told.out)["offers"] if one["name"] == SIZE}
+    assert spot == 0.7345
