@@ -123,7 +123,7 @@ class Cluster:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def wait(self, condition: Callable[[], T], what: str, timeout: float = PATIENCE_S) -> T:
+    def wait(self, condition: Callable[[], T | None], what: str, timeout: float = PATIENCE_S) -> T:
         deadline = time.monotonic() + timeout
         while not (found := condition()):
             if time.monotonic() > deadline:

@@ -53,6 +53,8 @@ class Site:
     """On this machine's loopback."""
     index: str
     """URL in the network of a folder with wheels."""
+    apt: str
+    """URL in the network of the repository of ``packages``."""
     layers: list[Path]
     """Of machines with all packages in place."""
     bare_layers: list[Path]
@@ -233,8 +235,8 @@ class Cloud(Cluster):
 
     # -- as any cluster -----------------------------------------------------------------------------------------------
 
-    def wait(self, condition: Callable[[], T], what: str, timeout: float = PATIENCE_S) -> T:
-        def tended() -> T:
+    def wait(self, condition: Callable[[], T | None], what: str, timeout: float = PATIENCE_S) -> T:
+        def tended() -> T | None:
             self.tend()
             return condition()
 

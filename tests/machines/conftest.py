@@ -13,15 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines import root
+from tests.machines import packages, root
 from tests.machines.cloud import Cloud, Site
 from tests.machines.network import HOST, Network, program
 
-_PROGRAMS = ("mmdebstrap", "systemd-nspawn", "systemctl", "ip", "nft", "tc", "unshare", "nsenter", "setpriv")
+_PROGRAMS = (
+    "mmdebstrap",
+    "systemd-nspawn",
+    "systemctl",
+    "dpkg-deb",
+    "ip",
+    "nft",
+    "tc",
+    "unshare",
+    "nsenter",
+    "setpriv",
+)
 
 
 @pytest.fixture(scope="session")
-def site() -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     if os.getuid() != 0:
         pytest.skip("only root can boot machines")
     os.environ["PATH"] += ":/usr/sbin:/sbin"
@@ -31,12 +42,17 @@ def site() -> Iterator[Site]:
         layers, wheels = root.furnished(), root.wheels()
     except root.CannotMake as error:
         pytest.skip(f"no file system for machines: {error}")
+    served = tmp_path_factory.mktemp("served")
+    (served / "wheels").symlink_to(wheels)
+    (served / "apt").mkdir()
+    packages.build(served / "apt")
     with ExitStack() as stack:
         network = stack.enter_context(Network())
         s3 = stack.enter_context(program(network.inside(sys.executable, "-m", "tests.stores.s3", HOST)))
-        files = stack.enter_context(program(network.inside(*_file_server(wheels))))
+        files = stack.enter_context(program(network.inside(*_file_server(served))))
         port, index = _port(s3, r"^(\d+)$"), _port(files, r"port (\d+)")
-        yield Site(network, port, network.door(port), f"http://{HOST}:{index}/", layers, layers[1:])
+        url = f"http://{HOST}:{index}"
+        yield Site(network, port, network.door(port), f"{url}/wheels/", f"{url}/apt/", layers, layers[1:])
 
 
 @pytest.fixture

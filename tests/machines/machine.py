@@ -72,6 +72,8 @@ class Machine:
             target = folder / "upper" / path.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
+            if text.startswith("#!"):
+                target.chmod(0o755)
 
     def switch_on(self) -> None:
         layers = ":".join(str(layer) for layer in self._layers)

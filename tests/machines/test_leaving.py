@@ -1,0 +1,109 @@
+"""Machines that remove themselves when nobody needs them, and what is left of those that leave."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.scripts import COUNTING
+from tests.machines.cloud import Cloud, Instance, Site
+from tests.machines.machine import Machine
+from tests.metadata import Provider
+
+IDLE_MINUTES = 0.2
+pytestmark = pytest.mark.timeout(400)
+
+
+@contextlib.contextmanager
+def logged_in(cloud: Cloud, machine: Machine, key: Path) -> Iterator[subprocess.Popen[str]]:
+    options = [
+        "-i",
+        str(key),
+        "-o",
+        "StrictHostKeyChecking=no",
+        "-o",
+        "UserKnownHostsFile=/dev/null",
+        "-o",
+        "LogLevel=ERROR",
+    ]
+    command = cloud.site.network.inside("ssh", *options, f"root@{machine.address}", "echo in; sleep 600")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout is not None
+        assert session.stdout.readline() == "in\n"
+        try:
+            yield session
+        finally:
+            session.kill()
+
+
+def stays(cloud: Cloud, instance: Instance, times: float = 2.5) -> None:
+    """It is still there when it would have been idle for so many times its limit."""
+    until = time.monotonic() + times * 60 * IDLE_MINUTES
+    cloud.wait(lambda: time.monotonic() > until or not instance.machine.is_on, "time to pass", 120)
+    assert instance.machine.is_on and not cloud.terminated
+
+
+def test_a_machine_leaves_when_it_has_neither_a_job_nor_a_login_and_not_before(cloud: Cloud, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=30)
+    files = {"/root/.ssh/authorized_keys": key.with_suffix(".pub").read_text()}
+    (instance,) = cloud.create(1, spec=cloud.spec(idle_minutes=IDLE_MINUTES), files=files)
+    cloud.await_ready(timeout=120)
+    job = cloud.train(cloud.write("count.py", COUNTING), "--", "--steps", "100000", "--rest", "0.2")
+    cloud.wait_for_step(job, 1)
+    stays(cloud, instance)
+    with logged_in(cloud, instance.machine, key):
+        cloud.run("cancel", job)
+        cloud.wait_for_end(job)
+        stays(cloud, instance)
+    cloud.wait(lambda: not instance.machine.is_on, "it to leave", 120)
+    assert cloud.terminated == [instance.id] and cloud.desired == 0
+
+
+@pytest.mark.parametrize("provider", ["gcp", "azure"])
+def test_on_other_clouds_too_a_notice_is_heeded_and_an_idle_machine_leaves(
+    site: Site, tmp_path: Path, provider: Provider
+) -> None:
+    cloud = Cloud(site, tmp_path, provider)
+    try:
+        (instance,) = cloud.create(1, spec=cloud.spec(idle_minutes=IDLE_MINUTES))
+        cloud.await_ready(timeout=120)
+        job = cloud.train(cloud.write("count.py", COUNTING), "--", "--steps", "100000", "--every", "100000")
+        cloud.wait_for_step(job, 20)
+        cloud.take(instance, lead_s=30)
+        saved = cloud.wait(lambda: cloud.checkpoints(job).entries, "a last checkpoint")
+        assert saved[-1].reason == "notice"
+        assert provider != "azure" or cloud.wait(lambda: cloud.metadata.acknowledged, "its word to Azure")
+        cloud.run("cancel", job)
+        cloud.wait(lambda: len(cloud.instances) == 2, "the group to replace it")
+        cloud.wait(lambda: cloud.terminated == [cloud.instances[1].id], "the new one, which nobody uses, to leave", 150)
+        cloud.wait(lambda: not cloud.instances[1].machine.is_on, "it to be off")
+        assert cloud.desired == 0
+    finally:
+        cloud.end()
+
+
+def test_a_node_that_leaves_keeps_no_process_and_no_mount(cloud: Cloud) -> None:
+    (instance,) = cloud.create(1)
+    cloud.await_ready(timeout=120)
+    machine = instance.machine
+    mounts = machine.read("/proc/mounts")
+    job = cloud.train(cloud.write("count.py", COUNTING), "--", "--steps", "100000")
+    cloud.wait_for_step(job, 20)
+    assert len(ours(machine)) > 3, "the agent, the interpreter, the launcher, a worker"
+    cloud.metadata.take(60, instance.id)
+    alone: Callable[[], bool] = lambda: [line for line in ours(machine) if "gpuctl_boot idle" not in line] == []  # noqa: E731
+    cloud.wait(alone, "all that is gpuctl's to end, but the watch")
+    assert machine.read("/proc/mounts") == mounts
+    assert instance.id not in cloud.nodes()
+
+
+def ours(machine: Machine) -> list[str]:
+    """What runs of gpuctl, by its command lines."""
+    listed = machine.run("ps", "-eo", "args", "--no-headers").stdout.splitlines()
+    return [line for line in listed if "gpuctl" in line]
