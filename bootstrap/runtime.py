@@ -73,19 +73,13 @@ class Containers:
         self._runtime: Runtime | None = None
         self._names: dict[str, str] = {}
         """Images that are here, by what jobs call them."""
+        self._swept = False
         self._stopped = threading.Event()
 
     def sweep(self) -> None:
         """Remove what an agent of this node that died has left. Costs nothing where no container has ever run."""
-        try:
-            runtime = msgspec.json.decode((self._folder / _NOTE).read_bytes(), type=Runtime)
-        except (OSError, msgspec.MsgspecError):
-            return
         with self._lock:
-            left = self._ask(list_command(runtime, str(self._folder))).stdout.split()
-            if left:
-                self._say(f"removing {len(left)} containers of an agent that has died")
-                self._ask(remove_command(runtime, left))
+            self._sweep()
 
     def fetch(self, image: str, is_over: Callable[[], bool] = lambda: False) -> None:
         """Have ``image`` here: pull it unless it is. Breaks off when ``is_over``.
@@ -95,6 +89,7 @@ class Containers:
         while not self._lock.acquire(timeout=0.1):
             self._check(is_over)
         try:
+            self._sweep()
             if image not in self._names:
                 self._runtime = self._runtime or self._find()
                 self._names[image] = self._have(self._runtime, image, is_over)
@@ -144,6 +139,20 @@ class Containers:
     def stop(self) -> None:
         """Break off a pull: this node leaves."""
         self._stopped.set()
+
+    def _sweep(self) -> None:
+        """Once, and before there is a container of this agent's own."""
+        if self._swept:
+            return
+        self._swept = True
+        try:
+            runtime = msgspec.json.decode((self._folder / _NOTE).read_bytes(), type=Runtime)
+        except (OSError, msgspec.MsgspecError):
+            return
+        left = self._ask(list_command(runtime, str(self._folder))).stdout.split()
+        if left:
+            self._say(f"removing {len(left)} containers of an agent that has died")
+            self._ask(remove_command(runtime, left))
 
     def _find(self) -> Runtime:
         """Docker if it answers, else Podman. Raises ``GpuctlError`` if neither is there."""

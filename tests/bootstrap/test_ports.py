@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from gpuctl.bootstrap.ports import PortPool
+import pytest
+
+from gpuctl.bootstrap.ports import PortPool, reserved
 
 
 def test_a_port_is_listening_before_it_is_offered_and_is_given_once() -> None:
@@ -27,3 +29,16 @@ def test_a_port_that_was_never_offered_is_not_given() -> None:
         assert pool.take(1) is None
     finally:
         pool.close()
+
+
+def test_a_reserved_port_is_given_to_nobody_but_who_names_it() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    address = listening.getsockname()
+    with reserved(listening):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        # As torch's store does, on all addresses and with their reuse allowed.
+        with socket.create_server(("", address[1])), socket.create_connection(address, timeout=5):
+            pass
