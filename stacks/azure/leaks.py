@@ -249,12 +249,15 @@ def _provided(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
 
 
 def _rest(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
-    """What only the resource manager has told of: kinds that nobody asks for by themselves, or may not."""
+    """What only the resource manager has told of: kinds that nobody asks for by themselves, or may not. Its list goes on
+    to tell of what was in a group that has ended; that of groups does not lag."""
+    groups = seen.get("resource groups", seen.get("resources", ()))
+    there = {_group(one).lower() for one in groups}
     words = {kind.type: kind.what for kind in KINDS}
     asked = {kind.type for kind in KINDS if kind.many in seen}
     for thing in seen.get("resources", ()):
         type_ = _type(thing)
-        if type_ not in asked and (owner := owners.of(thing)):
+        if type_ not in asked and _group(thing).lower() in there and (owner := owners.of(thing)):
             what = _FREE.get(type_) or words.get(type_) or thing.get("type", type_)
             yield _leftover(what, thing, owner, 0.0 if type_ in _FREE else None)
 

@@ -14,7 +14,7 @@ import pytest
 from gpuctl.cluster.bucket import Bucket, open_bucket
 from tests import sshd
 from tests.e2e.machine import Cluster
-from tests.machines.cloud import Site
+from tests.machines.cloud import Cloud, Site
 from tests.machines.machine import Machine
 from tests.machines.network import HOST
 from tests.stores import s3
@@ -177,6 +177,32 @@ def test_a_machine_that_cannot_be_reached_is_named_and_the_others_go_on(lab: Lab
     lab.machines[1].run("systemctl", "start", "ssh.service")
     lab.run("down", "--yes")
     assert lab.machines[1].run("sh", "-c", f"{TRACES} 2>/dev/null", check=False).stdout == ""
+
+
+@pytest.mark.timeout(300)
+def test_a_rented_machine_is_known_by_the_host_keys_that_its_boot_put_into_the_bucket(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    identity = sshd.make_key(tmp_path / "id")
+    ssh = tmp_path / "home/.ssh"
+    ssh.mkdir(parents=True)
+    (ssh / "config").write_text(f"IdentityFile {identity}\n")
+    cloud.env["HOME"] = str(ssh.parent)
+    keys = {
+        "/etc/ssh/keys": identity.with_suffix(".pub").read_text(),
+        "/etc/ssh/sshd_config.d/10-keys.conf": "AuthorizedKeysFile /etc/ssh/keys\n",
+    }
+    (instance,) = cloud.create(1, files=keys)
+    cloud.await_ready()
+    assert cloud.run("exec", "--", "id -un; sudo -n id -un").stdout.split() == ["debian", "root"]
+    (cloud.folder / "weights").write_text("1")
+    cloud.run("cp", "weights", "0:/tmp/")
+    assert instance.machine.read("/tmp/weights") == "1"
+
+    instance.machine.run("sh", "-c", "rm /etc/ssh/ssh_host_* && ssh-keygen -A && systemctl restart ssh")
+    refused = cloud.run("exec", "--", "true", code=1)
+    assert refused.stderr.startswith(f"error: {instance.id} shows another host key than the one in the bucket")
+    assert refused.stderr.count("\n") == 1
 
 
 def _look_at_tensorboard(lab: Lab) -> None:

@@ -161,6 +161,14 @@ def test_the_providers_word_goes_before_that_of_a_list_that_lags(api: Api) -> No
     assert {one.usd_per_hour for one in seen.found if one.kind == "disk"} == {None}
 
 
+def test_what_was_in_a_group_that_has_ended_is_not_there_though_azure_still_lists_it(api: Api) -> None:
+    api.answers["resourcegroups"] = [one for one in api.answers["resourcegroups"] if one["name"] != "gpuctl-demo"]
+    left = {piece for piece in pieces(api, cluster="demo") if piece[1].startswith("gpuctl-demo/")}
+    assert {kind for kind, _ in left} & {"identity", "Microsoft.Network/bastionHosts"} == set()
+    api.answers["resourcegroups"] = forbidden("Microsoft.Resources/subscriptions/resourceGroups/read")
+    assert ("identity", "gpuctl-demo/gpuctl-demo") in pieces(api, cluster="demo"), "nobody knows that it has ended"
+
+
 @pytest.mark.parametrize(
     ("path", "what", "lost"),
     [

@@ -30,8 +30,12 @@ import pytest
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.records import BootReport, ClusterSpec, NodeRecord, decode, encode
+from gpuctl.stacks.failures import Failure, StackFailed
 from gpuctl.stacks.known import KnownCluster
+from gpuctl.stacks.rented import Rented
+from gpuctl.stacks.request import StackRequest
 from tests.stacks import pulumi_cli
+from tests.stacks.samples import asked
 from tests.stacks.test_aws_checks import quota, simulated
 from tests.stacks.test_aws_leaks import NOTHING
 
@@ -298,6 +302,67 @@ _UNKNOWN_TO_MOTO: dict[str, str] = {
 in the Availability Zone you requested (us-east-1a).</StatusMessage></member></Activities>
 </DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>""",
 }
+
+
+def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account, booting: Booting) -> None:
+    booting(_all)
+    account.up(nodes="1")
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    tags = [{"ResourceType": "volume", "Tags": [{"Key": "gpuctl:cluster", "Value": account.cluster}]}]
+    volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=730, VolumeType="gp3", TagSpecifications=tags)
+    done = account.run("down", "-y", code=1)
+    assert done.stdout == f"left: volume {volume['VolumeId']} in us-east-1, $0.08/h\n"
+    assert done.stderr.splitlines()[-1] == "error: 1 thing could not be taken away; run `gpuctl down` again"
+    ec2.delete_volume(VolumeId=volume["VolumeId"])
+    again = account.run("down", "-y")
+    assert f"there is no stack of {account.cluster}" in again.stderr
+    assert again.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
+
+
+class Late:
+    """An engine in whose cloud a network goes a while after its cards."""
+
+    def __init__(self, kind: Failure, times: int) -> None:
+        self.kind = kind
+        self.times = times
+
+    def destroy(self, *, force: bool = False) -> None:
+        assert force
+        self.times -= 1
+        if self.times >= 0:
+            raise StackFailed(self.kind, "aws:ec2/vpc:Vpc demo (delete) failed: DependencyViolation", "repeat it")
+
+    def up(self, request: StackRequest, *, force: bool = False) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def refresh(self, *, force: bool = False) -> None: ...
+
+    def outputs(self) -> dict[str, Any]:
+        return {}
+
+    def resources(self) -> tuple[str, ...]:
+        return ()
+
+
+def _down(engine: Late, account: Account, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[float]]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", account.env["AWS_ENDPOINT_URL"])
+    paused: list[float] = []
+    rented = Rented(lambda _name: engine, lambda _line: None, pause=paused.append, now=lambda: 0.0)
+    return rented.down(asked("aws", cluster=account.cluster, account=""), force=True), paused
+
+
+def test_what_a_cloud_releases_late_is_tried_again(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _down(Late(Failure.RESOURCE, 2), account, monkeypatch) == ([], [10.0, 20.0])
+
+
+@pytest.mark.parametrize(("kind", "times"), [(Failure.BUSY, 1), (Failure.CANCELLED, 1), (Failure.RESOURCE, 99)])
+def test_nothing_else_is_and_not_for_ever(
+    account: Account, monkeypatch: pytest.MonkeyPatch, kind: Failure, times: int
+) -> None:
+    engine = Late(kind, times)
+    with pytest.raises(StackFailed):
+        _down(engine, account, monkeypatch)
+    assert times - engine.times == (6 if kind is Failure.RESOURCE else 1)
 
 
 def test_up_without_an_answer_rents_nothing(account: Account) -> None:
