@@ -18,7 +18,6 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -26,9 +25,9 @@ from typing import Any
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.azure import PUBLIC_ADDRESS_USD_PER_HOUR, kept_group, whose
 from gpuctl.stacks.azure.account import Account, Answer, Gone, Unregistered, connecting, understood, who
+from gpuctl.stacks.azure.kinds import ADDRESS, FREE, KINDS, STATE, at, instance_usd, power, told
 from gpuctl.stacks.azure.rights import may, rights
 from gpuctl.stacks.cloud import Leftover, Scan
-from gpuctl.stacks.machines import catalog
 
 _TAG = "gpuctl:cluster"
 _ALL = "all"
@@ -36,44 +35,7 @@ _AT_ONCE = 8
 _RESOURCES, _LOCATIONS, _ROLES = "2021-04-01", "2022-12-01", "2022-04-01"
 """Versions of the API."""
 _READ_ALL = "Microsoft.Resources/subscriptions/resources/read"
-_SCALE_SETS = "microsoft.compute/virtualmachinescalesets"
 _STORAGE = "microsoft.storage/storageaccounts"
-_HOURS_OF_A_MONTH = 730
-_NAT_USD_PER_HOUR = 0.045
-"""And for each GB besides; not looked up: see azure.microsoft.com/pricing/details/azure-nat-gateway."""
-_PREMIUM_USD_PER_MONTH = {32: 5.28, 64: 10.21, 128: 19.71, 256: 38.01, 512: 73.22, 1024: 135.17}
-"""``Premium_LRS``, by the GB of the next size that is sold; eastus, not looked up: see
-azure.microsoft.com/pricing/details/managed-disks."""
-_FREE = {
-    "microsoft.managedidentity/userassignedidentities": "identity",
-    "microsoft.network/routetables": "route table",
-    "microsoft.compute/sshpublickeys": "public key",
-    "microsoft.compute/proximityplacementgroups": "proximity placement group",
-}
-"""What only the resource manager is asked for and costs nothing, and our words for it."""
-
-
-def _nothing(_: Answer) -> float | None:
-    return 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What one of Azure's providers lists by itself."""
-
-    what: str
-    type: str
-    """As the resource manager calls it, in small letters."""
-    things: Callable[[Account], Iterable[Any]]
-    """Models of ``azure-mgmt-compute`` or ``azure-mgmt-network``."""
-    about: tuple[str, ...] = ()
-    """What to tell of it: keys of an answer, a dot between them."""
-    usd: Callable[[Answer], float | None] = _nothing
-    """For an hour. ``None``: it costs something."""
-
-    @property
-    def many(self) -> str:
-        return f"{self.what}es" if self.what.endswith("s") else f"{self.what}s"
 
 
 Look = tuple[str, Callable[[], Iterable[Any]]]
@@ -193,7 +155,7 @@ class _Owners:
     def groups(self) -> Iterator[Leftover]:
         for group in self._clusters.values():
             if owner := _tag(group):
-                yield _leftover("resource group", group, owner, about=_told(group, _STATE))
+                yield _leftover("resource group", group, owner, about=told(group, STATE))
 
     def of(self, thing: Answer) -> str:
         """Empty: nobody's of ours, or kept. In the group that is kept, what others have put there is theirs."""
@@ -245,12 +207,12 @@ def _provided(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
     for kind in KINDS:
         for thing in seen.get(kind.many, ()):
             if owner := owners.of(thing):
-                yield _leftover(kind.what, thing, owner, kind.usd(thing), _told(thing, kind.about))
+                yield _leftover(kind.what, thing, owner, kind.usd(thing), told(thing, kind.about))
 
 
 def _rest(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
-    """What only the resource manager has told of: kinds that nobody asks for by themselves, or may not. Its list goes on
-    to tell of what was in a group that has ended; that of groups does not lag."""
+    """What only the resource manager has told of: kinds that nobody asks for by themselves, or may not. Its list goes
+    on to tell of what was in a group that has ended; that of groups does not lag."""
     groups = seen.get("resource groups", seen.get("resources", ()))
     there = {_group(one).lower() for one in groups}
     words = {kind.type: kind.what for kind in KINDS}
@@ -258,8 +220,8 @@ def _rest(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
     for thing in seen.get("resources", ()):
         type_ = _type(thing)
         if type_ not in asked and _group(thing).lower() in there and (owner := owners.of(thing)):
-            what = _FREE.get(type_) or words.get(type_) or thing.get("type", type_)
-            yield _leftover(what, thing, owner, 0.0 if type_ in _FREE else None)
+            what = FREE.get(type_) or words.get(type_) or thing.get("type", type_)
+            yield _leftover(what, thing, owner, 0.0 if type_ in FREE else None)
 
 
 def _roles(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
@@ -268,28 +230,27 @@ def _roles(owners: _Owners, seen: Seen) -> Iterator[Leftover]:
         if owner := whose(name):
             yield Leftover(cluster=owner, kind="role", id=role["name"], region="", about=name)
     for given in seen.get("role assignments", ()):
-        told = given["properties"]
-        if owner := whose(told.get("description") or "") or owners.of_scope(told["scope"]):
-            yield Leftover(
-                cluster=owner, kind="role assignment", id=given["name"], region="", about=_short(told["scope"])
-            )
+        said = given["properties"]
+        if owner := whose(said.get("description") or "") or owners.of_scope(said["scope"]):
+            about = _short(said["scope"])
+            yield Leftover(cluster=owner, kind="role assignment", id=given["name"], region="", about=about)
 
 
 def _machines(scale_set: Answer, seen: Seen, owner: str) -> Iterator[Leftover]:
     """Each with its network cards and addresses."""
-    spot = _at(scale_set, "properties.virtualMachineProfile.priority") == "Spot"
+    spot = at(scale_set, "properties.virtualMachineProfile.priority") == "Spot"
     region = scale_set["location"]
     for what, things in seen.items():
         for thing in things:
             placed = {"location": region, **thing}
             if what.startswith("instances"):
-                usd = _instance_usd(placed, spot=spot)
+                usd = instance_usd(placed, spot=spot)
                 about = ", ".join(
-                    word for word in (_at(thing, "sku.name"), _power(thing), "spot" if spot else "") if word
+                    word for word in (at(thing, "sku.name"), power(thing), "spot" if spot else "") if word
                 )
                 yield _leftover("instance", placed, owner, usd, about)
             elif what.startswith("public"):
-                yield _leftover("public address", placed, owner, PUBLIC_ADDRESS_USD_PER_HOUR, _told(thing, _ADDRESS))
+                yield _leftover("public address", placed, owner, PUBLIC_ADDRESS_USD_PER_HOUR, told(thing, ADDRESS))
             else:
                 yield _leftover("network interface", placed, owner)
 
@@ -297,105 +258,3 @@ def _machines(scale_set: Answer, seen: Seen, owner: str) -> Iterator[Leftover]:
 def _leftover(what: str, thing: Answer, owner: str, usd: float | None = 0.0, about: str = "") -> Leftover:
     region = str(thing.get("location") or "").replace(" ", "").lower()
     return Leftover(cluster=owner, kind=what, id=_short(thing["id"]), region=region, about=about, usd_per_hour=usd)
-
-
-def _at(thing: Answer, path: str) -> Any:
-    """``None`` where there is nothing."""
-    found: Any = thing
-    for key in path.split("."):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
-
-
-def _told(thing: Answer, paths: Sequence[str]) -> str:
-    """That all is well goes without saying."""
-    words = [str(_at(thing, path) or "") for path in paths]
-    return ", ".join(word for word in words if word not in ("", "Succeeded"))
-
-
-# -- what it costs ----------------------------------------------------------------------------------------------------
-
-
-def _power(instance: Answer) -> str:
-    """Such as ``running``; empty while there is no machine yet."""
-    for status in _at(instance, "properties.instanceView.statuses") or ():
-        kind, _, state = status.get("code", "").partition("/")
-        if kind == "PowerState":
-            return str(state)
-    return ""
-
-
-def _instance_usd(instance: Answer, *, spot: bool) -> float | None:
-    """As spot, if it is one and that price is known. What is stopped goes on to cost, unless it is deallocated."""
-    if _power(instance) == "deallocated":
-        return 0.0
-    for price in catalog().prices:
-        if (price.type, price.region) == (_at(instance, "sku.name"), instance["location"]):
-            return price.spot if spot and price.spot is not None else price.on_demand
-    return None
-
-
-def _disk_usd(disk: Answer) -> float | None:
-    if _at(disk, "sku.name") != "Premium_LRS":
-        return None
-    size = _at(disk, "properties.diskSizeGB") or 0
-    month = next((usd for gb, usd in _PREMIUM_USD_PER_MONTH.items() if size <= gb), None)
-    return None if month is None else month / _HOURS_OF_A_MONTH
-
-
-_STATE = ("properties.provisioningState",)
-_ADDRESS = ("properties.ipAddress", *_STATE)
-KINDS = (
-    Kind(
-        "scale set",
-        _SCALE_SETS,
-        lambda account: account.compute.virtual_machine_scale_sets.list_all(),
-        ("sku.name", *_STATE),
-    ),
-    Kind(
-        "disk",
-        "microsoft.compute/disks",
-        lambda account: account.compute.disks.list(),
-        ("sku.name", "properties.diskState"),
-        _disk_usd,
-    ),
-    Kind(
-        "snapshot",
-        "microsoft.compute/snapshots",
-        lambda account: account.compute.snapshots.list(),
-        ("sku.name",),
-        lambda _: None,  # by what is stored, which is not told
-    ),
-    Kind(
-        "public address",
-        "microsoft.network/publicipaddresses",
-        lambda account: account.network.public_ip_addresses.list_all(),
-        _ADDRESS,
-        lambda _: PUBLIC_ADDRESS_USD_PER_HOUR,
-    ),
-    Kind(
-        "NAT gateway",
-        "microsoft.network/natgateways",
-        lambda account: account.network.nat_gateways.list_all(),
-        _STATE,
-        lambda _: _NAT_USD_PER_HOUR,
-    ),
-    Kind(
-        "network interface",
-        "microsoft.network/networkinterfaces",
-        lambda account: account.network.network_interfaces.list_all(),
-        _STATE,
-    ),
-    Kind(
-        "security group",
-        "microsoft.network/networksecuritygroups",
-        lambda account: account.network.network_security_groups.list_all(),
-        _STATE,
-    ),
-    Kind(
-        "virtual network",
-        "microsoft.network/virtualnetworks",
-        lambda account: account.network.virtual_networks.list_all(),
-        _STATE,
-    ),
-)
