@@ -38,6 +38,7 @@ def verb(
 
     One word after `--` is a line for the node's shell, several are a program and its arguments. With --all each line
     begins with its node, and the exit code is that of the first node in rank order that failed (255: not reached).
+    Ctrl-C ends the connections; a program that has no terminal there may go on until it prints.
     """
     words = remote.words_of(ctx)
     if not words:
@@ -61,13 +62,15 @@ def _on_all(nodes: remote.Nodes, words: list[str]) -> int:
     if not hosts:
         raise GpuctlError("no node takes part now", "see `gpuctl status`")
     chorus = _Chorus(max(len(host.node) for host in hosts))
-    with ThreadPoolExecutor(min(len(hosts), _AT_ONCE)) as pool:
+    with remote.heeding_sigterm(), ThreadPoolExecutor(min(len(hosts), _AT_ONCE)) as pool:
         ends = [pool.submit(chorus.sing, nodes, host, words) for host in hosts]
         try:
             codes = [end.result() for end in ends]
-        except KeyboardInterrupt as error:
+        except BaseException as error:
             chorus.stop()
-            raise Interrupted("interrupted") from error
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted("interrupted") from error
+            raise
     failed = [(host, code) for host, code in zip(hosts, codes, strict=True) if code]
     if failed and len(hosts) > 1:
         say("failed: " + ", ".join(f"{host.node} ({_word(code)})" for host, code in failed))

@@ -95,16 +95,24 @@ def run(nodes: Nodes, host: Host, command: Command) -> int:
 @contextmanager
 def started(command: Command, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
     """``command`` as a process that ends at the latest with this block, SIGTERM included."""
+    with heeding_sigterm():
+        try:
+            process = subprocess.Popen(command.argv, cwd=command.cwd, env=command.env, **streams)
+        except FileNotFoundError as error:
+            raise GpuctlError(f"{command.argv[0]} is not on this machine", "install it") from error
+        try:
+            yield process
+        finally:
+            end(process)
+
+
+@contextmanager
+def heeding_sigterm() -> Iterator[None]:
+    """Within, SIGTERM is a ``SystemExit``, so that what was started is ended first."""
     before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        process = subprocess.Popen(command.argv, cwd=command.cwd, env=command.env, **streams)
-    except FileNotFoundError as error:
-        signal.signal(signal.SIGTERM, before)
-        raise GpuctlError(f"{command.argv[0]} is not on this machine", "install it") from error
-    try:
-        yield process
+        yield
     finally:
-        end(process)
         signal.signal(signal.SIGTERM, before)
 
 

@@ -38,6 +38,7 @@ READ_ONLY = {
     "check --help": ["check", "--help"],
     "completion": ["completion", "bash"],
     "train --help": ["train", "--help"],
+    "ssh --help": ["ssh", "--help"],
 }
 _REPORT_MODULES = """
 import json, sys

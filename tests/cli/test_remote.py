@@ -29,6 +29,7 @@ from gpuctl.cluster.records import BootReport, SshHost, encode
 from gpuctl.stacks import ssh_config
 from gpuctl.stacks.hosts import read_hosts
 from tests import sshd
+from tests.cli.test_main import HEAVY, modules_of
 from tests.cli.written import WrittenCluster
 from tests.sshd import Sshd
 
@@ -91,6 +92,12 @@ def test_several_words_reach_the_program_as_they_are(lab: Lab) -> None:
     assert done.stdout == "['a  b', '$HOME', '--all']\n"
 
 
+def test_exec_loads_nothing_heavy(lab: Lab) -> None:
+    code, modules = modules_of(["exec", "--", "true"], lab)
+    assert code == 0
+    assert not {module for module in modules if module.startswith((*HEAVY, "rich", "psutil"))}
+
+
 def test_exec_hands_on_standard_input(lab: Lab) -> None:
     process = lab.start("exec", "--", "cat")
     assert process.wait(PATIENCE_S) == 0  # it is /dev/null, and not a wait for ever
@@ -142,6 +149,20 @@ def test_bad_input_is_one_line(lab: Lab, args: list[str], said: str) -> None:
     done = lab.run(*args, code=2)
     assert done.stderr.startswith(f"error: {said}")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_exec_on_all_ends_its_connections_when_it_is_ended(lab: Lab, number: signal.Signals, code: int) -> None:
+    process = lab.start("exec", "--all", "--", "while echo again; do sleep 0.05; done")
+    assert process.stdout is not None
+    seen: set[str] = set()
+    while len(seen) < 2:
+        seen.add(process.stdout.readline().partition(" ")[0])
+    process.send_signal(number)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code
+    for server in lab.servers.values():
+        server.wait_until_all_left()
 
 
 # -- who it is ---------------------------------------------------------------------------------------------------------
