@@ -72,16 +72,8 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
     stall = parse_flag("--stall-minutes", flags.stall_minutes, minutes)
     if flags.as_json and not flags.dry_run:
         raise BadInput("-o json prints the plan", "add --dry-run")
-    request = request_of(settings, provider, machines)
-    _plan(request, flags)
-    if flags.dry_run:
-        return None
-    from gpuctl.stacks.engine import found_cli
-    from gpuctl.stacks.rented import Terms
-
-    found_cli()  # before the question: without it, the answer is of no use
-    _refuse_what_the_cloud_would(request)
-    _ask(flags)
+    from gpuctl.stacks import package
+    from gpuctl.stacks.rented import Terms, told
 
     terms = Terms(
         zones=(),
@@ -91,6 +83,15 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
         idle_minutes=IDLE_MINUTES if idle is None else idle,
         stall_minutes=STALL_MINUTES if stall is None else stall,
     )
+    request = request_of(settings, provider, machines)
+    _plan(told(request, package.build().package, terms), flags)
+    if flags.dry_run:
+        return None
+    from gpuctl.stacks.engine import found_cli
+
+    found_cli()  # before the question: without it, the answer is of no use
+    _refuse_what_the_cloud_would(request)
+    _ask(flags)
     request, terms = _in_order(request, terms, chosen=bool(machines.zone))
     with renting() as rented:
         return rented.up(request, terms)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gpuctl.bootstrap import user_data
-from gpuctl.bootstrap.node_spec import NodeSpec, Promise
+from gpuctl.bootstrap.node_spec import NodeSpec, Package, Promise
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
@@ -144,10 +144,9 @@ class Rented:
     def _up_in(self, request: StackRequest, terms: Terms, there: Resizes, engine: Changes) -> KnownCluster:
         """In the one zone of ``request``."""
         machine = catalog().type(request.type, request.provider)
-        built = package.build(("train",))
+        built = package.build()
         url = request.bucket_url()
-        told = node_spec(request, machine, built.package, terms)
-        request = msgspec.structs.replace(request, user_data=user_data.render(told), bucket=_kept(request, engine))
+        request = msgspec.structs.replace(told(request, built.package, terms), bucket=_kept(request, engine))
         known = KnownCluster(name=request.cluster, provider=request.provider, bucket=url, created_at=time.time())
         note(request)
         remember(known)
@@ -193,13 +192,14 @@ class Rented:
             self._pause(2.0)
 
 
-def node_spec(request: StackRequest, machine: MachineType, wanted: Any, terms: Terms) -> NodeSpec:
-    """What the machines of ``request`` are told."""
-    return NodeSpec(
+def told(request: StackRequest, gpuctl: Package, terms: Terms) -> StackRequest:
+    """``request`` with what its machines are told when they boot."""
+    machine = catalog().type(request.type, request.provider)
+    spec = NodeSpec(
         cluster=request.cluster,
         provider=request.provider,
         bucket=request.bucket_url(),
-        package=wanted,
+        package=gpuctl,
         promise=Promise(
             gpus=machine.gpus,
             gpu_memory_gb=machine.gpu_memory_gb,
@@ -211,6 +211,7 @@ def node_spec(request: StackRequest, machine: MachineType, wanted: Any, terms: T
         stall_minutes=terms.stall_minutes,
         notice_s=NOTICE_S if request.provider == "gcp" else 30.0,
     )
+    return msgspec.structs.replace(request, user_data=user_data.render(spec))
 
 
 def note(request: StackRequest) -> None:
