@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from gpuctl.bootstrap.container import (
     run_command,
     torchrun_args,
 )
+from gpuctl.trainers import contained
 from gpuctl.trainers.launch import LaunchSpec
 
 DOCKER = Runtime("docker", "/usr/bin/docker")
@@ -163,3 +166,10 @@ def test_only_devices_that_are_there_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "etc/nccl.conf").touch()
     found = found_machine(True, 1, 2, ("-v", "/data:/data"), tmp_path)
     assert found == Machine(True, ("/dev/infiniband",), ("/etc/nccl.conf",), 1, 2, ("-v", "/data:/data"))
+
+
+def test_what_runs_inside_needs_an_old_python_and_its_standard_library_alone() -> None:
+    tree = ast.parse(Path(contained.__file__).read_text(), feature_version=(3, 8))
+    names = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names

@@ -91,18 +91,18 @@ def test_people_see_that_an_image_is_pulled_and_may_cancel_it(boxed: Cluster) ->
 
 
 def test_a_dead_agent_leaves_no_container(boxed: Cluster) -> None:
-    boxed.up("2")
-    boxed.write("train.py", COUNTING)
-    job = boxed.train("train.py", "--image", containers.IMAGE)
-    boxed.wait(lambda: boxed.step(job) >= 5, "step 5", PATIENCE_S)
-    folder = boxed.node_dir("node-1")
-    inside = [p for p in processes.marked_processes(folder) if p.name().startswith("python")]
+    boxed.up("1")  # no other node, whose end of a connection would end this one
+    boxed.write("waits.py", "import time\nprint('waits', flush=True)\ntime.sleep(1000)\n")
+    job = boxed.train("waits.py", "--image", containers.IMAGE)
+    boxed.wait(lambda: "waits" in boxed.run("logs", job).stdout, "the script to run", PATIENCE_S)
+    folder = boxed.node_dir("node-0")
     agent = processes.noted_process(folder)
     assert agent is not None
+    (worker,) = [p for p in processes.marked_processes(folder) if p.cmdline()[-1].endswith("/waits.py")]
     assert len(containers.left(folder)) == 1
     agent.send_signal(signal.SIGKILL)
     boxed.wait(lambda: not containers.left(folder), "the container to go", 10)
-    assert processes.wait_until_ended([p for p in inside if p.pid != agent.pid], 10) == []
+    assert processes.wait_until_ended([worker], 1) == []
 
 
 def test_a_job_in_an_image_survives_the_loss_of_a_node_and_a_notice(boxed: Cluster) -> None:
