@@ -149,6 +149,11 @@ def test_machines_of_a_lab_become_a_cluster_train_and_are_left_as_they_were(lab:
     lab.up_with(lab.targets())
     assert lab.nodes()["10.77.0.11"].incarnation != lives["10.77.0.11"]
 
+    life = lab.nodes()["10.77.0.11"].incarnation
+    lab.machines[1].run("systemctl", "reboot", check=False)
+    lab.wait(lambda: _life(lab, "10.77.0.11") not in ("", life), "the node to be back")
+    lab.wait(lambda: _is_up(lab.machines[1]), "its sshd")
+
     done = lab.run("down", "--yes")
     assert "cluster default is down" in done.stdout
     for machine, units in zip(lab.machines, before, strict=True):
@@ -234,6 +239,11 @@ def _read(lab: Lab, url: str) -> list[str]:
             return found
 
     return lab.site.network.within(read)
+
+
+def _life(lab: Lab, node: str) -> str:
+    record = lab.nodes().get(node)
+    return record.incarnation if record else ""
 
 
 def _units(machine: Machine) -> list[str]:
