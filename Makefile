@@ -21,7 +21,7 @@ SICK := sick
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench bench-checkpoint preview lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-machines bench bench-checkpoint preview lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -34,6 +34,9 @@ test: lint types contracts preview unit ## Linters, strict types, import contrac
 
 preview: $(STAMP) ## Plans of the three clouds, beside the goldens (RENEW=1 writes those)
 	$(BIN)/python -m tests.stacks.preview $(if $(RENEW),--renew)
+
+test-machines: $(STAMP) ## Machines that boot, all tests on them (root, Linux; the first run makes their file system)
+	$(BIN)/python -m pytest tests/machines
 
 bench: $(STAMP) ## Measure against the references, side by side (build/bench.json)
 	$(BIN)/python tests/bench/main.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import threading
 import time
@@ -253,6 +254,11 @@ class Cloud(Cluster):
         self._at_once.close()
         for each in self.instances:
             each.machine.discard()
+
+
+def slowness() -> float:
+    """How many times longer than on an idle computer things may take now, as others use its cores too."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class _Api(ThreadingHTTPServer):

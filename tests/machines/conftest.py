@@ -1,4 +1,7 @@
-"""The ``site`` of all tests here, made once, and the ``cloud`` of each. Without root or a program they skip."""
+"""The ``site`` of all tests here, made once, and the ``cloud`` of each. Without root or a program they skip.
+
+A run of all tests takes only those marked ``smoke``; ``pytest tests/machines``, which is ``make test-machines``, all.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tests.machines import packages, root
 from tests.machines.cloud import Cloud, Site
 from tests.machines.network import HOST, Network, program
 
+_HERE = Path(__file__).parent
 _PROGRAMS = (
     "mmdebstrap",
     "systemd-nspawn",
@@ -29,6 +33,18 @@ _PROGRAMS = (
     "nsenter",
     "setpriv",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "smoke: a test on machines that every run of all tests takes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if any("machines" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.path.parent == _HERE and not item.get_closest_marker("smoke")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from gpuctl.cluster.records import Round
-from tests.machines.cloud import Cloud
+from tests.machines.cloud import Cloud, slowness
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 300
+COMMITTED_WITHIN_S = 2.0
 
 
 def digits(cloud: Cloud, *args: str) -> str:
@@ -34,6 +36,7 @@ def round_of(cloud: Cloud, job: str, nodes: int, after: int = 0) -> Round | None
     return now if now and now.phase == "run" and len(now.members) == nodes and now.number > after else None
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_a_notice_becomes_an_agreed_checkpoint_and_the_replacement_goes_on_with_the_same_result(cloud: Cloud) -> None:
     cloud.create(2)
@@ -43,11 +46,13 @@ def test_a_notice_becomes_an_agreed_checkpoint_and_the_replacement_goes_on_with_
     first = cloud.wait(lambda: round_of(cloud, job, 2), "both to train")
     cloud.wait_for_step(job, 40, first.number)
     taken = cloud.instance(cloud.rank0())
+    given = time.time()
     cloud.take(taken, lead_s=30)
     saved = cloud.wait(lambda: [e for e in cloud.checkpoints(job).entries if e.reason == "notice"], "a last checkpoint")
+    took = saved[-1].at - given
+    print(f"committed {took:.2f} s after the notice")
+    assert took < COMMITTED_WITHIN_S * slowness()
     assert saved[-1].left_s is not None and saved[-1].left_s > 0
-    print(f"committed {30 - saved[-1].left_s:.2f} s after the notice")
-    assert 30 - saved[-1].left_s < 10
     cloud.wait(lambda: not taken.machine.is_on, "the machine to leave by itself, as its agent is done", 60)
     cloud.wait(lambda: round_of(cloud, job, 2, first.number), "the replacement to join", 120)
     assert accuracy(cloud, job) == calm
