@@ -181,7 +181,8 @@ def explain(host: Host, said: str, *, way_in: bool) -> GpuctlError:
     if found := _TROUBLE.search(said):
         inside = "" if host.is_public or way_in else ", and no node of this cluster has a public address"
         what = (found["what"] or found["name"]).strip()
-        return GpuctlError(f"cannot reach {node} at {host.address}: {what}{inside}", "see `gpuctl status`")
+        at = "" if host.address == node else f" at {host.address}"
+        return GpuctlError(f"cannot reach {node}{at}: {what}{inside}", "see `gpuctl status`")
     return GpuctlError(f"cannot reach {node}: {said.strip().splitlines()[-1].strip()}", "see `gpuctl status`")
 
 

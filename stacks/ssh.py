@@ -70,7 +70,7 @@ class SshProvider:
             say(f"error: {trouble}")
         if troubles:
             raise GpuctlError(
-                f"{len(troubles)} of {len(targets)} machines are no nodes: {', '.join(troubles)}",
+                f"{len(troubles)} of {len(targets)} machines did not become nodes: {', '.join(troubles)}",
                 "mend them and run `gpuctl up` again, or leave them out of --hosts",
             )
         return cluster

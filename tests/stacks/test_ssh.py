@@ -192,11 +192,11 @@ def test_all_that_cannot_be_nodes_are_named_and_nothing_is_left_of_them(file_url
         port = free.getsockname()[1]
         hosts = (f"127.0.0.1:{port}", f"127.0.0.2:{port}")
         request = UpRequest(name="default", nodes_min=2, nodes_max=2, bucket=file_url, hosts=hosts)
-        with pytest.raises(Exception, match=r"2 of 2 machines are no nodes: 127.0.0.\d, 127.0.0.\d; mend them"):
+        with pytest.raises(Exception, match=r"2 of 2 machines did not become nodes: 127.0.0.\d, 127.0.0.\d; mend them"):
             provider("ssh").up(request, said.append)
-    assert sorted(line.partition(" at ")[0] for line in said) == [
-        "error: cannot reach 127.0.0.1",
-        "error: cannot reach 127.0.0.2",
+    assert sorted(line.partition(";")[0] for line in said) == [
+        "error: cannot reach 127.0.0.1: Connection refused",
+        "error: cannot reach 127.0.0.2: Connection refused",
     ]
     cluster = known.find("default")
     assert provider("ssh").down(cluster, said.append) == []
