@@ -121,7 +121,7 @@ class Network:
 
     def limit(self, machine: str, mbit_per_s: float) -> None:
         """What reaches the machine comes no faster than this."""
-        shape = f"tbf rate {mbit_per_s}mbit burst 64kb latency 200ms"
+        shape = f"tbf rate {mbit_per_s}mbit burst 16kb latency 400ms"
         self.run(*f"tc qdisc replace dev {port_of(machine)} root {shape}".split())
         self._limited.append(port_of(machine))
 

@@ -13,6 +13,8 @@ from tests.machines.cloud import Cloud, Instance, Site
 from tests.machines.network import HOST
 
 LEASE_S = 3.0
+GRADIENTS_BYTES = 4 * (16 * 32 + 32 + 32 + 1)
+"""Of the model in ``COUNTING``."""
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -159,7 +161,11 @@ def test_rank_0_without_the_bucket_is_deposed_and_the_job_goes_on(cloud: Cloud) 
 
 def test_a_slow_network_makes_a_job_slow_and_nothing_else(cloud: Cloud) -> None:
     slow = another(cloud)
-    cloud.site.network.limit(slow.machine.name, 2)
-    job = counting(cloud, 150)
+    cloud.site.network.limit(slow.machine.name, 0.5)
+    job = counting(cloud, 140)
+    step, began = cloud.step(job), time.monotonic()
     history = succeeded(cloud, job)
+    per_step_s = (time.monotonic() - began) / (140 - step)
+    print(f"{per_step_s:.3f} s a step at 0.5 Mbit/s")
+    assert per_step_s > GRADIENTS_BYTES * 8 / 0.5e6, "each machine receives all gradients in each step"
     assert len({r.number for r in history if r.phase == "run"}) == 1, "nobody was taken for lost"
