@@ -92,7 +92,8 @@ class ContainerRun(Launched):
                     signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
     def _attend(self) -> None:
-        with self._listener, contextlib.suppress(OSError):
+        # What a container says that is killed may end anywhere.
+        with self._listener, contextlib.suppress(OSError, msgspec.DecodeError):
             inside = self._meet()
             if inside is not None:
                 with inside:
@@ -115,9 +116,15 @@ class ContainerRun(Launched):
             except TimeoutError:
                 continue
             pid, _, _ = struct.unpack("3i", inside.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            with self._lock:
-                self._first = os.pidfd_open(pid)
             self._first_pid = pid
+            try:
+                with self._lock:
+                    self._first = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return None
+            except OSError as error:  # before Linux 5.3
+                self._said["error"] = f"this kernel cannot hold on to a process: {error}"
+                return None
             return inside
         return None
 
@@ -130,9 +137,9 @@ class ContainerRun(Launched):
         with inside.makefile("rb") as lines:
             for line in lines:
                 self._said |= msgspec.json.decode(line)
-                if "event" in self._said and not self.pid:
-                    # It has one child so far; later it may adopt others.
-                    self.pid = children_of(self._first_pid)[0]
+                children = children_of(self._first_pid)
+                if children and not self.pid:
+                    self.pid = children[0]  # the oldest is torchrun, the others are adopted
 
     def _see_it_end(self) -> None:
         try:
