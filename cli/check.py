@@ -11,7 +11,7 @@ from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, OnDemand, Region, Type, Zon
 from gpuctl.cli.settings import load
 from gpuctl.cli.terminal import count, out, out_json
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.stacks.cloud import ChecksAccount, cloud
+from gpuctl.stacks.cloud import cloud
 from gpuctl.stacks.machines import CLOUDS, catalog
 
 
@@ -37,8 +37,6 @@ def verb(
     if name not in CLOUDS:
         raise BadInput(f"{name!r} is no cloud", f"add --provider, one of: {', '.join(CLOUDS)}")
     there = cloud(name)
-    if not isinstance(there, ChecksAccount):
-        raise BadInput(f"gpuctl cannot ask {name} yet", "gpuctl up --dry-run tells what it would create")
     request = request_of(settings, name, MachineFlags(machine_type, gpu, gpus, region, zone, on_demand))
     found = there.checks(request, catalog().type(request.type, name))
     if as_json:

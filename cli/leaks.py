@@ -9,8 +9,8 @@ import msgspec
 from gpuctl.cli.options import Output, text_option, wants_json
 from gpuctl.cli.settings import load
 from gpuctl.cli.terminal import count, out, out_json, say, table
-from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.stacks.cloud import FindsLeftovers, Leftover, Scan, cloud
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.stacks.cloud import Leftover, Scan, cloud
 from gpuctl.stacks.machines import CLOUDS
 
 
@@ -35,8 +35,6 @@ def verb(
     as_json = wants_json(output)
     name = provider or _usual_cloud()
     there = cloud(name)
-    if not isinstance(there, FindsLeftovers):
-        raise BadInput(f"gpuctl cannot look for what is left on {name} yet", "search for the tag gpuctl-cluster there")
     scan = there.leftovers(region or [], cluster)
     if as_json:
         out_json({**msgspec.to_builtins(scan), "usd_per_hour": scan.usd_per_hour})

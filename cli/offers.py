@@ -12,7 +12,7 @@ import typer
 from gpuctl.cli.options import Output, dollars, parse_flag, text_option, wants_json, whole_number
 from gpuctl.cli.terminal import count, number, out, out_json, say, table
 from gpuctl.cluster.errors import BadInput
-from gpuctl.stacks.cloud import TellsSpotPrices, cloud
+from gpuctl.stacks.cloud import cloud
 from gpuctl.stacks.machines import CLOUDS, catalog, keep_spot_prices
 from gpuctl.stacks.offers import Offer, Wanted, offers
 
@@ -63,8 +63,6 @@ def verb(
 def _refresh(provider: str, region: str | None) -> None:
     """In one region, or in all that the catalog has of the cloud."""
     there = cloud(provider)
-    if not isinstance(there, TellsSpotPrices):
-        raise BadInput(f"gpuctl cannot ask {provider} for prices yet", "leave --refresh out")
     regions = [region] if region else sorted({one.price.region for one in offers(Wanted(provider)) if one.price.region})
     prices = there.spot_prices(regions)
     keep_spot_prices(prices, time.strftime("%Y-%m-%d", time.gmtime()))

@@ -121,12 +121,10 @@ def _plan(request: StackRequest, flags: TermFlags) -> None:
 
 def _refuse_what_the_cloud_would(request: StackRequest) -> None:
     """Credentials, rights, quota: all at once, and before anything is there. What it may not be asked is no refusal."""
-    from gpuctl.stacks.cloud import ChecksAccount, cloud
+    from gpuctl.stacks.cloud import cloud
     from gpuctl.stacks.machines import catalog
 
     there = cloud(request.provider)
-    if not isinstance(there, ChecksAccount):
-        return
     failed = [one for one in there.checks(request, catalog().type(request.type)) if one.status == "fail"]
     for one in failed:
         say(f"error: {one.name}: {one.message}" + (f"; see {one.page}" if one.page else ""))

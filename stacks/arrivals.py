@@ -16,7 +16,7 @@ from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.errors import CorruptRecord, GpuctlError
 from gpuctl.cluster.records import BootReport, decode
 from gpuctl.cluster.status import read_heartbeats
-from gpuctl.stacks.cloud import GroupSize, Resizes
+from gpuctl.stacks.cloud import Cloud, GroupSize
 from gpuctl.stacks.provider import Say
 
 _LOOK_S = 3.0
@@ -60,7 +60,7 @@ class Arrivals:
 
     def __init__(
         self,
-        there: Resizes,
+        there: Cloud,
         outputs: Mapping[str, object],
         bucket: Bucket,
         say: Say,

@@ -46,6 +46,37 @@ class Cloud(Protocol):
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]: ...
 
+    def account(self, region: str) -> str:
+        """Account, project or subscription that the credentials of the environment belong to. Raises ``GpuctlError``,
+        as all that follow do."""
+        ...
+
+    def size(self, outputs: Mapping[str, object]) -> GroupSize:
+        """Of the group of machines. ``outputs`` are the stack's (see ``program``)."""
+        ...
+
+    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
+        """Returns as soon as the cloud has agreed. A smaller number ends machines of its choice, with the shutdown
+        that the agent takes for a notice."""
+        ...
+
+    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
+        """Why machines do not come, the newest first, a line each."""
+        ...
+
+    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
+        """What is there by its tags, without Pulumi's state: of one cluster, or of all. No region: the one of the
+        environment; ``all``: each that the account has."""
+        ...
+
+    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
+        """Whether it would give what ``request`` wants."""
+        ...
+
+    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
+        """Of now, of all types that gpuctl knows, where they are sold."""
+        ...
+
 
 def cloud(name: str) -> Cloud:
     """Raises ``BadInput`` for another name, or if the cloud's packages are not installed."""
@@ -61,34 +92,13 @@ def needs(name: str, error: ModuleNotFoundError) -> BadInput:
 
 
 class GroupSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the machines that a cluster's group holds. Reading it costs one request."""
+    """Of the machines that a cluster's group holds."""
 
     desired: int
     """The number that the group works towards: what ``up`` set, less the idle nodes that have left."""
     running: int
     names: tuple[str, ...] = ()
     """Of all machines that there are, in the cloud's words, those that only start or end among them."""
-
-
-@runtime_checkable
-class Resizes(Protocol):
-    """A cloud whose group of machines can be asked for another number. ``outputs`` are the stack's (see
-    ``Cloud.program``), and all three raise ``GpuctlError``."""
-
-    def account(self, region: str) -> str:
-        """Account, project or subscription that the credentials of the environment belong to."""
-        ...
-
-    def size(self, outputs: Mapping[str, object]) -> GroupSize: ...
-
-    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
-        """Returns as soon as the cloud has agreed. A smaller number ends machines of its choice, with the shutdown
-        that the agent takes for a notice."""
-        ...
-
-    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
-        """Why machines do not come, the newest first, a line each."""
-        ...
 
 
 @runtime_checkable
@@ -128,16 +138,6 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.usd_per_hour or 0.0 for one in self.found)
 
 
-@runtime_checkable
-class FindsLeftovers(Protocol):
-    """A cloud that can be searched by tag, without Pulumi's state."""
-
-    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
-        """Of one cluster, or of all. No region: the one of the environment; ``all``: each that the account has. Raises
-        ``GpuctlError`` if nothing could be asked: no credentials, none that are valid, no region."""
-        ...
-
-
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """What only the cloud could tell of a request before anything is created."""
 
@@ -147,24 +147,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     page: str = ""
     """Where to mend it."""
-
-
-@runtime_checkable
-class ChecksAccount(Protocol):
-    """A cloud that can be asked whether it would give what a request wants."""
-
-    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
-        """Raises ``BadInput`` if the cloud's packages are not installed."""
-        ...
-
-
-@runtime_checkable
-class TellsSpotPrices(Protocol):
-    """A cloud whose spot prices of now can be asked for."""
-
-    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
-        """Of all types that gpuctl knows, where they are sold. Raises ``GpuctlError``."""
-        ...
 
 
 @runtime_checkable

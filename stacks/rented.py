@@ -27,11 +27,12 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.records import ClusterSpec, Promised, decode, encode
-from gpuctl.stacks import package
+from gpuctl.stacks import package, ssh_config
 from gpuctl.stacks.arrivals import Arrivals, NoCapacity, Wanted
-from gpuctl.stacks.cloud import FindsLeftovers, Resizes, cloud
+from gpuctl.stacks.cloud import Cloud, cloud
 from gpuctl.stacks.failures import Failure, StackFailed
 from gpuctl.stacks.gcp import NOTICE_S
+from gpuctl.stacks.hosts import read_hosts
 from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir
 from gpuctl.stacks.machines import MachineType, catalog
 from gpuctl.stacks.passphrase import private_folder
@@ -93,7 +94,7 @@ class Rented:
         A cluster whose machines run stays in its zone. Raises ``GpuctlError``; what is there then is known to the
         stack, so that the next ``up`` goes on from it and ``down`` removes it.
         """
-        there = _resizing(request.provider)
+        there = cloud(request.provider)
         request = msgspec.structs.replace(request, account=request.account or there.account(request.region))
         engine = self._engine(request.cluster)
         zones = [request.zones, *((zone,) for zone in terms.zones)]
@@ -115,6 +116,13 @@ class Rented:
     def down(self, request: StackRequest, *, force: bool = False) -> list[str]:
         """Take everything away but the bucket, then look by tag, whatever Pulumi's state knows. Names what is left."""
         there = cloud(request.provider)
+        mine = there.account(request.region)
+        if request.account not in ("", mine):
+            # A scan of another account finds nothing, and proves nothing.
+            raise BadInput(
+                f"{request.cluster} is in account {request.account}, and these credentials are of {mine}",
+                "log in to that one",
+            )
         try:
             self._destroy(self._engine(request.cluster), force)
         except StackFailed as failed:
@@ -122,8 +130,6 @@ class Rented:
             if failed.kind is not Failure.NO_STACK:
                 raise
             self._say(failed.message)
-        if not isinstance(there, FindsLeftovers):
-            raise GpuctlError(f"gpuctl cannot look for what is left on {request.provider} yet")
         scan = there.leftovers([request.region], request.cluster)
         left = [
             f"{one.kind} {one.id} in {one.region or request.provider}"
@@ -141,7 +147,7 @@ class Rented:
         engine.refresh(force=terms.force)
         return self.up(request, terms)
 
-    def _up_in(self, request: StackRequest, terms: Terms, there: Resizes, engine: Changes) -> KnownCluster:
+    def _up_in(self, request: StackRequest, terms: Terms, there: Cloud, engine: Changes) -> KnownCluster:
         """In the one zone of ``request``."""
         machine = catalog().type(request.type, request.provider)
         built = package.build()
@@ -159,9 +165,10 @@ class Rented:
         wanted = Wanted(max(1, request.nodes_min), request.nodes_max, terms.wait_s)
         arrivals = Arrivals(there, outputs, bucket, self._say, now=self._now, pause=self._pause)
         arrivals.wait(wanted)
+        ssh_config.write(request.cluster, read_hosts(bucket))
         return known
 
-    def _clear(self, request: StackRequest, engine: Changes, there: Resizes, force: bool) -> None:
+    def _clear(self, request: StackRequest, engine: Changes, there: Cloud, force: bool) -> None:
         """No machine of a zone that was given up comes after all."""
         there.resize(engine.outputs(), 0)
         self._destroy(engine, force)
@@ -242,14 +249,7 @@ def _note(cluster: str) -> Path:
     return private_folder(state_dir() / "pulumi" / cluster) / "request.json"
 
 
-def _resizing(provider: str) -> Resizes:
-    there = cloud(provider)
-    if not isinstance(there, Resizes):
-        raise BadInput(f"gpuctl cannot create machines on {provider} yet", "add --dry-run to see what it would create")
-    return there
-
-
-def _zones_in_use(there: Resizes, engine: Changes) -> tuple[str, ...] | None:
+def _zones_in_use(there: Cloud, engine: Changes) -> tuple[str, ...] | None:
     """Of machines that there are: they stay where they are."""
     try:
         outputs: Mapping[str, Any] = engine.outputs()

@@ -77,6 +77,8 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise BadInput(
                 f"{self.cluster!r} cannot name machines", "use up to 30 of a-z, 0-9 and -, a letter first, no - last"
             )
+        if self.provider == "azure" and self.cluster.endswith("-kept"):
+            raise BadInput(f"{self.cluster!r} is what gpuctl calls a bucket that stays", "use another name")
         if not self.zones and self.provider != "azure":
             raise BadInput(f"no zone of {self.region} is named", "such as --zone us-east-1a")
         if not 0 <= self.nodes_min <= self.nodes_max:

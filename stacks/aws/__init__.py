@@ -55,25 +55,25 @@ class Aws:
         ]
 
     def account(self, region: str) -> str:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.aws.account import connecting, who
 
         return who(connecting(), region)["Account"]
 
     def size(self, outputs: Mapping[str, object]) -> GroupSize:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.aws.size import size
 
         return size(outputs)
 
     def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.aws.size import resize
 
         resize(outputs, nodes)
 
     def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.aws.size import problems
 
         return problems(outputs)
@@ -85,19 +85,19 @@ class Aws:
         return zones(request)
 
     def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
-        """See ``cloud.FindsLeftovers``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.aws.leaks import scan
 
         return scan(regions, cluster)
 
     def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
-        """See ``cloud.ChecksAccount``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.aws.checks import checks
 
         return checks(request, machine)
 
     def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
-        """See ``cloud.TellsSpotPrices``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.aws.offers import spot_prices
 
         return spot_prices(regions)

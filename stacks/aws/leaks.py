@@ -52,7 +52,7 @@ class Kind:
 
 
 def scan(regions: Sequence[str], cluster: str | None = None, connect: Connect | None = None) -> Scan:
-    """See ``cloud.FindsLeftovers``. What AWS refuses to show is told in ``unseen``."""
+    """See ``cloud.Cloud``. What AWS refuses to show is told in ``unseen``."""
     connect = connect or connecting()
     at = next((region for region in regions if region != _ALL), None) or usual_region()
     who(connect, at)

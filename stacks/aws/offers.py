@@ -14,7 +14,7 @@ _AT_ONCE = 8
 
 
 def spot_prices(regions: Sequence[str], connect: Connect | None = None, now: datetime | None = None) -> list[Price]:
-    """See ``cloud.TellsSpotPrices``. A region's price is that of its cheapest zone."""
+    """See ``cloud.Cloud``. A region's price is that of its cheapest zone."""
     connect = connect or connecting()
     for region in regions[:1]:
         who(connect, region)  # credentials that are refused are told once, and in words

@@ -13,7 +13,7 @@ _MOST_ACTIVITIES = 20
 
 
 def size(outputs: Mapping[str, object], connect: Connect | None = None) -> GroupSize:
-    """See ``cloud.Resizes``."""
+    """See ``cloud.Cloud``."""
     group = _group(_client(outputs, connect), outputs)
     there = [one for one in group["Instances"] if not one["LifecycleState"].startswith("Terminat")]
     return GroupSize(
@@ -24,7 +24,7 @@ def size(outputs: Mapping[str, object], connect: Connect | None = None) -> Group
 
 
 def resize(outputs: Mapping[str, object], nodes: int, connect: Connect | None = None) -> None:
-    """See ``cloud.Resizes``."""
+    """See ``cloud.Cloud``."""
     with understood():
         _client(outputs, connect).set_desired_capacity(
             AutoScalingGroupName=outputs["group"], DesiredCapacity=nodes, HonorCooldown=False
@@ -32,7 +32,7 @@ def resize(outputs: Mapping[str, object], nodes: int, connect: Connect | None = 
 
 
 def problems(outputs: Mapping[str, object], connect: Connect | None = None) -> tuple[str, ...]:
-    """See ``cloud.Resizes``."""
+    """See ``cloud.Cloud``."""
     with understood():
         answer = _client(outputs, connect).describe_scaling_activities(
             AutoScalingGroupName=outputs["group"], MaxRecords=_MOST_ACTIVITIES

@@ -67,7 +67,7 @@ class Azure:
         return [Extra("public addresses", PUBLIC_ADDRESS_USD_PER_HOUR * request.nodes_max)]
 
     def account(self, region: str) -> str:
-        """See ``cloud.Resizes``. A subscription is in no region."""
+        """See ``cloud.Cloud``. A subscription is in no region."""
         del region
         from gpuctl.stacks.azure.account import connecting, who
 
@@ -76,37 +76,37 @@ class Azure:
         return account.subscription
 
     def size(self, outputs: Mapping[str, object]) -> GroupSize:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.azure.size import size
 
         return size(outputs)
 
     def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.azure.size import resize
 
         resize(outputs, nodes)
 
     def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.azure.size import problems
 
         return problems(outputs)
 
     def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
-        """See ``cloud.FindsLeftovers``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.azure.leaks import scan
 
         return scan(regions, cluster)
 
     def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
-        """See ``cloud.ChecksAccount``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.azure.checks import checks
 
         return checks(request, machine)
 
     def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
-        """See ``cloud.TellsSpotPrices``. Nobody need log in for them."""
+        """See ``cloud.Cloud``. Nobody need log in for them."""
         from gpuctl.stacks.azure.offers import spot_prices
 
         return spot_prices(regions)

@@ -45,7 +45,7 @@ Seen = dict[str, list[Answer]]
 
 
 def scan(regions: Sequence[str], cluster: str | None = None, account: Account | None = None) -> Scan:
-    """See ``cloud.FindsLeftovers``; Azure's lists are of all regions, so no region is all of them. What Azure refuses
+    """See ``cloud.Cloud``; Azure's lists are of all regions, so no region is all of them. What Azure refuses
     to show is told in ``unseen``. Raises ``BadInput`` for a region that is none."""
     account = account or connecting()
     who(account)

@@ -31,7 +31,7 @@ def spot_prices(
     now: datetime | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[Price]:
-    """See ``cloud.TellsSpotPrices``. Zones have no prices of their own."""
+    """See ``cloud.Cloud``. Zones have no prices of their own."""
     types = [machine.name for machine in catalog().types if machine.provider == "azure" and machine.spot]
     today = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
     with ThreadPoolExecutor(_AT_ONCE) as pool:

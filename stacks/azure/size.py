@@ -19,7 +19,7 @@ _ENDING = ("Deleting", "Deallocating")
 
 
 def size(outputs: Mapping[str, object], account: Account | None = None) -> GroupSize:
-    """See ``cloud.Resizes``. It takes a second request for the machines."""
+    """See ``cloud.Cloud``. It takes a second request for the machines."""
     account, where = _where(outputs, account)
     desired = _scale_set(account, where)["sku"]["capacity"]
     there = [one for one in _machines(account, where) if one["properties"].get("provisioningState") not in _ENDING]
@@ -31,7 +31,7 @@ def size(outputs: Mapping[str, object], account: Account | None = None) -> Group
 
 
 def resize(outputs: Mapping[str, object], nodes: int, account: Account | None = None) -> None:
-    """See ``cloud.Resizes``."""
+    """See ``cloud.Cloud``."""
     account, where = _where(outputs, account)
     sku = {**_scale_set(account, where)["sku"], "capacity": nodes}
     with understood():
@@ -41,7 +41,7 @@ def resize(outputs: Mapping[str, object], nodes: int, account: Account | None = 
 def problems(
     outputs: Mapping[str, object], account: Account | None = None, now: datetime | None = None
 ) -> tuple[str, ...]:
-    """See ``cloud.Resizes``. Of the scale set and its machines as they are, and of what was tried in the last hour: a
+    """See ``cloud.Cloud``. Of the scale set and its machines as they are, and of what was tried in the last hour: a
     machine that Azure has no room for is no longer there to be asked."""
     account, where = _where(outputs, account)
     told = [*_statuses(account, where), *_tried(account, where, now or datetime.now(UTC))]

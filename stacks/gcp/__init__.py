@@ -67,26 +67,26 @@ class Gcp:
         return [Extra("public addresses", each * request.nodes_max)]
 
     def account(self, region: str) -> str:
-        """See ``cloud.Resizes``: the project, which is in no region."""
+        """See ``cloud.Cloud``: the project, which is in no region."""
         del region
         from gpuctl.stacks.gcp.account import entering
 
         return entering().project
 
     def size(self, outputs: Mapping[str, object]) -> GroupSize:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.gcp.size import size
 
         return size(outputs)
 
     def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.gcp.size import resize
 
         resize(outputs, nodes)
 
     def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
-        """See ``cloud.Resizes``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.gcp.size import problems
 
         return problems(outputs)
@@ -98,19 +98,19 @@ class Gcp:
         return zones(request)
 
     def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
-        """See ``cloud.FindsLeftovers``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.gcp.leaks import scan
 
         return scan(regions, cluster)
 
     def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
-        """See ``cloud.ChecksAccount``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.gcp.checks import checks
 
         return checks(request, machine)
 
     def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
-        """See ``cloud.TellsSpotPrices``."""
+        """See ``cloud.Cloud``."""
         from gpuctl.stacks.gcp.offers import spot_prices
 
         return spot_prices(regions)

@@ -61,7 +61,7 @@ class Kind:
 
 
 def scan(regions: Sequence[str], cluster: str | None = None, account: Account | None = None) -> Scan:
-    """See ``cloud.FindsLeftovers``. Where no region is named, by the environment neither, it looks everywhere. What is
+    """See ``cloud.Cloud``. Where no region is named, by the environment neither, it looks everywhere. What is
     in no region is always looked at; what Google refuses to show is told in ``unseen``."""
     account = (account or entering()).log_in()
     places = _places(regions, account)

@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 def spot_prices(regions: Sequence[str], account: Account | None = None, now: datetime | None = None) -> list[Price]:
-    """See ``cloud.TellsSpotPrices``. What has no price for one of its parts is left out. An API key in
+    """See ``cloud.Cloud``. What has no price for one of its parts is left out. An API key in
     ``GOOGLE_API_KEY`` will do in place of credentials: the list is the same for everybody."""
     key = os.environ.get(_KEY_FROM)
     account = account or (entering_with_key(key) if key else entering().log_in())

@@ -19,7 +19,7 @@ _RECENT = timedelta(minutes=30)
 
 
 def size(outputs: Mapping[str, object], account: Account | None = None) -> GroupSize:
-    """See ``cloud.Resizes``. The number and the machines are two requests here."""
+    """See ``cloud.Cloud``. The number and the machines are two requests here."""
     account = account or _entered(str(outputs.get("account") or ""))
     group = _group(outputs, account)
     machines = [one for one in _managed(outputs, account) if one.instance_status]
@@ -31,7 +31,7 @@ def size(outputs: Mapping[str, object], account: Account | None = None) -> Group
 
 
 def resize(outputs: Mapping[str, object], nodes: int, account: Account | None = None) -> None:
-    """See ``cloud.Resizes``."""
+    """See ``cloud.Cloud``."""
     account = account or _entered(str(outputs.get("account") or ""))
     try:
         account.compute("InstanceGroupManagers", "resize_unary", **_named(outputs), size=nodes)
@@ -42,7 +42,7 @@ def resize(outputs: Mapping[str, object], nodes: int, account: Account | None = 
 def problems(
     outputs: Mapping[str, object], account: Account | None = None, now: datetime | None = None
 ) -> tuple[str, ...]:
-    """See ``cloud.Resizes``: what went wrong in the last half hour."""
+    """See ``cloud.Cloud``: what went wrong in the last half hour."""
     account = account or _entered(str(outputs.get("account") or ""))
     since = (now or datetime.now(UTC)) - _RECENT
     group = _group(outputs, account)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.cloud import GroupSize, Resizes, cloud
+from gpuctl.stacks.cloud import GroupSize, cloud
 from gpuctl.stacks.gcp.size import _entered, problems, resize, size
 from tests.stacks.google import PROJECT, URL, Google, refusal
 
@@ -139,7 +139,6 @@ def test_the_project_is_the_stacks_own_or_else_the_one_of_the_environment(
     group.put(f"POST {GROUP}/listManagedInstances", {})
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "another")
     google = cloud("gcp")
-    assert isinstance(google, Resizes)
     assert google.account("us-central1") == "another"
     assert google.size(OUTPUTS).desired == 4
     with pytest.raises(GpuctlError, match="is not in us-central1-a"):

@@ -71,3 +71,8 @@ def test_long_names_that_begin_alike_are_told_apart() -> None:
 
 def test_tags_that_nobody_told_are_left_out() -> None:
     assert asked("aws", owner="", version="", created="").tags() == {"gpuctl:cluster": "demo"}
+
+
+def test_no_cluster_has_the_resource_group_that_keeps_anothers_bucket() -> None:
+    with pytest.raises(BadInput, match="'mine-kept' is what gpuctl calls a bucket that stays"):
+        asked("azure", cluster="mine-kept")
