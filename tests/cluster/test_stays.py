@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,14 +18,14 @@ def store(tmp_path: Path) -> Bucket:
     return open_bucket(tmp_path.as_uri())
 
 
-def _boots(store: Bucket, node: str, state: str = "ready", at: float = 1000.0) -> None:
+def _boots(store: Bucket, node: str, state: Literal["booting", "ready"] = "ready", at: float = 1000.0) -> None:
     told = BootReport(
         node=node,
         state=state,
         type="g5.xlarge",
         zone="us-east-1a",
         life="spot",
-        booted_at=at,  # type: ignore[arg-type]
+        booted_at=at,
     )
     store.put(layout.boot_report(node), encode(told))
 
