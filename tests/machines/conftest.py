@@ -18,6 +18,7 @@ import pytest
 
 from tests.machines import packages, root
 from tests.machines.cloud import Cloud, Site
+from tests.machines.machine import sweep
 from tests.machines.network import HOST, Network, program
 
 _HERE = Path(__file__).parent
@@ -58,6 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         layers, wheels = root.furnished(), root.wheels()
     except root.CannotMake as error:
         pytest.skip(f"no file system for machines: {error}")
+    sweep()
     served = tmp_path_factory.mktemp("served")
     (served / "wheels").symlink_to(wheels)
     (served / "apt").mkdir()

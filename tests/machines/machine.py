@@ -1,7 +1,7 @@
 """A machine: Debian with its own init system, file system, address and processes, and a power switch.
 
-systemd-nspawn runs it on an overlay that is mounted in a mount namespace of the machine's own. So whatever becomes of
-the tests, its mounts end with its processes, and those with the tests.
+systemd-nspawn runs it on an overlay, in namespaces of the machine's own: what is mounted there ends with its processes,
+and they with the first of them, which ends with the tests, however those end.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.machines.network import HOST, Network
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _REBOOTED = 133
+_OF_ITS_OWN = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
 _ENV = ("env", "-i", "HOME=/root", "LANG=C.UTF-8", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
 _LIFE = f"""
@@ -34,7 +35,7 @@ _LIFE = f"""
     mount -t overlay overlay -o "lowerdir=$layers,upperdir=$folder/upper,workdir=$folder/work" "$folder/merged"
     while :; do
         code=0
-        setpriv --pdeathsig KILL systemd-nspawn --quiet --boot --register=no --keep-unit --machine="$machine" \\
+        systemd-nspawn --quiet --boot --register=no --keep-unit --machine="$machine" \\
             --directory="$folder/merged" --network-bridge=br0 --console=pipe --resolv-conf=off --timezone=off \\
             --link-journal=no "$@" || code=$?
         test $code -eq {_REBOOTED} || exit $code
@@ -81,7 +82,7 @@ class Machine:
         script = ["sh", "-c", _LIFE, "machine", self.name, str(self._folder), layers, groups, *self._options]
         with (self._folder / "console").open("ab") as console:
             self._life = subprocess.Popen(
-                self._network.inside("unshare", "--mount", "--propagation", "private", *script),
+                self._network.inside(*_OF_ITS_OWN, *script),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -100,7 +101,7 @@ class Machine:
             for process in psutil.Process(self._life.pid).children(recursive=True):
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 ids = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
-                if len(ids) > 1 and ids[-1] == "1":
+                if len(ids) > 2 and ids[-1] == "1":  # in our namespace, nspawn's, its own
                     return process.pid
         return 0
 
@@ -186,12 +187,7 @@ class Machine:
         self._kill()
         deadline = time.monotonic() + 10
         for group in self._groups:
-            while group.exists():
-                with contextlib.suppress(OSError):  # busy until its last process is gone
-                    for below in sorted(group.rglob("*"), key=lambda path: -len(path.parts)):
-                        if below.is_dir():
-                            below.rmdir()
-                    group.rmdir()
+            while not _remove(group):  # busy until its last process is gone
                 assert time.monotonic() < deadline, f"processes of {self.name} live on in {group}"
         shutil.rmtree(self._folder)  # fails where something is still mounted
 
@@ -199,15 +195,11 @@ class Machine:
         if self._life is None:
             return
         everything = self.processes()
-        leader = self.leader
-        keepers = psutil.Process(self._life.pid).children(recursive=True) if self._life.poll() is None else []
-        self._life.kill()  # first, so that it does not take this for a reboot
-        for pid in (leader, *(process.pid for process in keepers)):
-            with contextlib.suppress(ProcessLookupError):
-                if pid:
-                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            everything += psutil.Process(self._life.pid).children(recursive=True)
+        self._life.kill()
         self._life.wait(20)
-        _, alive = psutil.wait_procs([*everything, *keepers], timeout=20)
+        _, alive = psutil.wait_procs(everything, timeout=20)
         assert not alive, f"{self.name} is off, and yet there live {alive}"
 
     def _signal_all(self, number: signal.Signals, until: str) -> None:
@@ -218,6 +210,23 @@ class Machine:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(number)
             assert time.monotonic() < deadline, f"{moving} do not heed {number.name}"
+
+
+def sweep() -> None:
+    """The empty groups that a killed run of the tests has left."""
+    for base in _hierarchies():
+        for group in (base / "gpuctl-tests").glob("*-*"):
+            if not psutil.pid_exists(int(group.name.partition("-")[0])):
+                _remove(group)
+
+
+def _remove(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for below in sorted(group.rglob("*"), key=lambda path: -len(path.parts)):
+            if below.is_dir():
+                below.rmdir()
+        group.rmdir()
+    return not group.exists()
 
 
 def _status(process: psutil.Process) -> str:
