@@ -56,19 +56,19 @@ def _provider(known: str, store: Store, types: Sequence[str]) -> CloudName | Non
 
 def _history(provider: CloudName) -> History:
     """What the cloud remembers. Without credentials for it the catalog must do, and that is said once."""
-    from gpuctl.stacks.cloud import TellsPriceHistory, cloud
+    from gpuctl.stacks.cloud import cloud
 
     there = cloud(provider)
-    silent = not isinstance(there, TellsPriceHistory)
+    refused = False
 
     def ask(kind: str, zone: str, since: float, until: float) -> Sequence[tuple[float, float]]:
-        nonlocal silent
-        if silent or not isinstance(there, TellsPriceHistory):
+        nonlocal refused
+        if refused:
             return ()
         try:
             return there.price_history(kind, zone, since, until)
         except GpuctlError as error:
-            silent = True
+            refused = True
             say(f"{provider} does not tell past prices: {error}")
             return ()
 

@@ -145,12 +145,11 @@ def _in_order(request: StackRequest, terms: Terms, *, chosen: bool) -> tuple[Sta
     """The zones to try. The one that the user chose is the only one."""
     from msgspec.structs import replace as with_
 
-    from gpuctl.stacks.cloud import OrdersZones, cloud
+    from gpuctl.stacks.cloud import cloud
 
-    there = cloud(request.provider)
-    if chosen or not isinstance(there, OrdersZones):
+    if chosen or not request.zones:
         return request, terms
-    zones = there.zones(request)
+    zones = cloud(request.provider).zones(request)
     if not zones:
         raise BadInput(f"there is no {request.type} in {request.region}", "take another --region or --type")
     say(f"zones to try: {', '.join(zones)}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuctl.stacks.cloud import Check, Extra, GroupSize, Scan
-from gpuctl.stacks.machines import MachineType, Price
+from gpuctl.stacks.cloud import Cloud, Extra
+from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
 
 NAT_USD_PER_HOUR = 0.045
@@ -13,9 +13,8 @@ NAT_USD_PER_HOUR = 0.045
 PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
 
 
-class Aws:
-    """See ``cloud.Cloud``."""
-
+class Aws(Cloud):
+    name = "aws"
     user_data_bytes = 16_384
 
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
@@ -54,56 +53,8 @@ class Aws:
             Extra("public address of the NAT gateway", PUBLIC_ADDRESS_USD_PER_HOUR),
         ]
 
-    def account(self, region: str) -> str:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.aws.account import connecting, who
-
-        return who(connecting(), region)["Account"]
-
-    def size(self, outputs: Mapping[str, object]) -> GroupSize:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.aws.size import size
-
-        return size(outputs)
-
-    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.aws.size import resize
-
-        resize(outputs, nodes)
-
-    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.aws.size import problems
-
-        return problems(outputs)
-
-    def zones(self, request: StackRequest) -> Sequence[str]:
-        """See ``cloud.OrdersZones``."""
-        from gpuctl.stacks.aws.zones import zones
-
-        return zones(request)
-
-    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.aws.leaks import scan
-
-        return scan(regions, cluster)
-
-    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.aws.checks import checks
-
-        return checks(request, machine)
-
-    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.aws.offers import spot_prices
-
-        return spot_prices(regions)
-
     def price_history(self, kind: str, zone: str, since: float, until: float) -> Sequence[tuple[float, float]]:
-        """See ``cloud.TellsPriceHistory``."""
+        """AWS remembers 90 days."""
         from gpuctl.stacks.aws.offers import price_history
 
         return price_history(kind, zone, since, until)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.stacks.cloud import needs
+from gpuctl.stacks.cloud import CredentialsRefused, Denied, needs
 
 Connect = Callable[[str, str], Any]
 """A client of boto3 for a service such as ``ec2`` in a region; any thread may ask for one."""
@@ -27,14 +27,6 @@ _INVALID = (
 )
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 _LOG_IN = "log in (aws sso login, or aws configure), or set AWS_PROFILE"
-
-
-class Denied(GpuctlError):
-    """The credentials are good, and may not do this."""
-
-
-class CredentialsRefused(GpuctlError):
-    """There are none, or AWS does not take them."""
 
 
 def connecting() -> Connect:
@@ -64,6 +56,11 @@ def who(connect: Connect, region: str) -> dict[str, str]:
     with understood():
         answer: dict[str, str] = connect("sts", region).get_caller_identity()
     return answer
+
+
+def own(region: str) -> str:
+    """See ``cloud.Cloud.account``."""
+    return who(connecting(), region)["Account"]
 
 
 @contextmanager

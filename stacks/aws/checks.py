@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.aws.account import Connect, CredentialsRefused, Denied, connecting, understood, who
-from gpuctl.stacks.cloud import Check
+from gpuctl.stacks.aws.account import Connect, connecting, understood, who
+from gpuctl.stacks.cloud import Check, CredentialsRefused, Denied
 from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
 
@@ -48,48 +48,30 @@ def checks(request: StackRequest, machine: MachineType, connect: Connect | None 
         connect = connect or connecting()
         caller = who(connect, request.region)
     except CredentialsRefused as error:
-        return [_fail("credentials", str(error), f"{_CONSOLE}/iam/home#/security_credentials")]
+        return [Check.fail("credentials", str(error), f"{_CONSOLE}/iam/home#/security_credentials")]
     except GpuctlError as error:
-        return [_fail("region", str(error), f"{_CONSOLE}/billing/home#/account")]
+        return [Check.fail("region", str(error), f"{_CONSOLE}/billing/home#/account")]
     ec2 = connect("ec2", request.region)
     return [
         _credentials(request, caller),
-        _asked("region", lambda: _region(request, ec2)),
-        _asked("machines", lambda: _machines(request, ec2)),
-        _asked("permissions", lambda: _permissions(connect, request, caller["Arn"])),
-        _asked("quota", lambda: _quota(request, machine, connect, ec2)),
+        Check.of("region", understood()(lambda: _region(request, ec2))),
+        Check.of("machines", understood()(lambda: _machines(request, ec2))),
+        Check.of("permissions", understood()(lambda: _permissions(connect, request, caller["Arn"]))),
+        Check.of("quota", understood()(lambda: _quota(request, machine, connect, ec2))),
     ]
-
-
-def _asked(name: str, ask: Callable[[], Check]) -> Check:
-    try:
-        with understood():
-            return ask()
-    except Denied as error:
-        return Check(name=name, status="unknown", message=str(error))
-    except GpuctlError as error:
-        return _fail(name, str(error))
-
-
-def _ok(name: str, message: str) -> Check:
-    return Check(name=name, status="ok", message=message)
-
-
-def _fail(name: str, message: str, page: str = "") -> Check:
-    return Check(name=name, status="fail", message=message, page=page)
 
 
 def _credentials(request: StackRequest, caller: dict[str, str]) -> Check:
     if request.account and request.account != caller["Account"]:
-        return _fail("credentials", f"they are of account {caller['Account']}, and not of {request.account}")
-    return _ok("credentials", f"account {caller['Account']}, {caller['Arn']}")
+        return Check.fail("credentials", f"they are of account {caller['Account']}, and not of {request.account}")
+    return Check.ok("credentials", f"account {caller['Account']}, {caller['Arn']}")
 
 
 def _region(request: StackRequest, ec2: Any) -> Check:
     (region,) = ec2.describe_regions(RegionNames=[request.region], AllRegions=True)["Regions"]
     if region.get("OptInStatus") == "not-opted-in":
-        return _fail("region", f"{request.region} is not enabled", f"{_CONSOLE}/billing/home#/account")
-    return _ok("region", request.region)
+        return Check.fail("region", f"{request.region} is not enabled", f"{_CONSOLE}/billing/home#/account")
+    return Check.ok("region", request.region)
 
 
 def _machines(request: StackRequest, ec2: Any) -> Check:
@@ -98,12 +80,14 @@ def _machines(request: StackRequest, ec2: Any) -> Check:
     )
     zones = sorted({offer["Location"] for page in pages for offer in page["InstanceTypeOfferings"]})
     if not zones:
-        return _fail("machines", f"there is no {request.type} in {request.region}; take another --region or --type")
+        return Check.fail(
+            "machines", f"there is no {request.type} in {request.region}; take another --region or --type"
+        )
     if missing := [zone for zone in request.zones if zone not in zones]:
-        return _fail(
+        return Check.fail(
             "machines", f"there is no {request.type} in {', '.join(missing)}; --zone {' or '.join(zones)} has it"
         )
-    return _ok("machines", f"{request.type} is sold in {', '.join(request.zones)}")
+    return Check.ok("machines", f"{request.type} is sold in {', '.join(request.zones)}")
 
 
 # -- rights -----------------------------------------------------------------------------------------------------------
@@ -112,7 +96,7 @@ def _machines(request: StackRequest, ec2: Any) -> Check:
 def _permissions(connect: Connect, request: StackRequest, arn: str) -> Check:
     """By IAM's own simulation; by calls that are only rehearsed, where that may not be asked."""
     if arn.endswith(":root"):
-        return _ok("permissions", "the account's root may do everything")
+        return Check.ok("permissions", "the account's root may do everything")
     try:
         with understood():
             denied = _simulated(connect("iam", request.region), arn)
@@ -121,8 +105,8 @@ def _permissions(connect: Connect, request: StackRequest, arn: str) -> Check:
     if denied:
         more = f" and {len(denied) - 4} more" if len(denied) > 4 else ""
         page = f"{_CONSOLE}/iam/home"
-        return _fail("permissions", f"these credentials may not call {', '.join(denied[:4])}{more}", page)
-    return _ok("permissions", f"all {len(_RIGHTS)} that up and down need")
+        return Check.fail("permissions", f"these credentials may not call {', '.join(denied[:4])}{more}", page)
+    return Check.ok("permissions", f"all {len(_RIGHTS)} that up and down need")
 
 
 def _simulated(iam: Any, arn: str) -> list[str]:
@@ -141,7 +125,7 @@ def _rehearsed(ec2: Any) -> Check:
         "ec2:CreateInternetGateway": lambda: ec2.create_internet_gateway(DryRun=True),
     }
     if denied := [action for action, rehearse in rehearsals.items() if not _may(ec2, rehearse)]:
-        return _fail("permissions", f"these credentials may not call {', '.join(denied)}", f"{_CONSOLE}/iam/home")
+        return Check.fail("permissions", f"these credentials may not call {', '.join(denied)}", f"{_CONSOLE}/iam/home")
     return Check(
         name="permissions",
         status="unknown",
@@ -172,10 +156,10 @@ def _quota(request: StackRequest, machine: MachineType, connect: Connect, ec2: A
     needed = request.nodes_max * machine.vcpus
     kind = "spot" if request.spot else "on demand"
     if most == 0:
-        return _fail("quota", f"{name} is 0: this account may start no {machine.name} ({kind})", page)
+        return Check.fail("quota", f"{name} is 0: this account may start no {machine.name} ({kind})", page)
     used = sum(_vcpus(ec2, code, request.cluster))
     told = f"{name}: {most:g} vCPUs, {used} in use, {needed} for {request.nodes_max} x {machine.name}"
-    return _ok("quota", told) if used + needed <= most else _fail("quota", told, page)
+    return Check.ok("quota", told) if used + needed <= most else Check.fail("quota", told, page)
 
 
 def _limit(quotas: Any, code: str) -> tuple[str, float]:

@@ -47,7 +47,7 @@ def _of_region(ec2: Any, region: str, now: datetime) -> list[Price]:
 def price_history(
     kind: str, zone: str, since: float, until: float, connect: Connect | None = None
 ) -> list[tuple[float, float]]:
-    """See ``cloud.TellsPriceHistory``. AWS remembers 90 days."""
+    """See ``cloud.Cloud``. AWS remembers 90 days."""
     ec2 = (connect or connecting())("ec2", zone.rstrip("abcdefghijklmnopqrstuvwxyz"))
     with understood():
         pages = ec2.get_paginator("describe_spot_price_history").paginate(

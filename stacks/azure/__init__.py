@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuctl.stacks.cloud import Check, Extra, GroupSize, Scan
-from gpuctl.stacks.machines import MachineType, Price
+from gpuctl.stacks.cloud import Cloud, Extra
+from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
 _OF_CLUSTER = re.compile(r"of the gpuctl cluster ([a-z][a-z0-9-]*)")
 
 
-class Azure:
-    """See ``cloud.Cloud``."""
-
+class Azure(Cloud):
+    name = "azure"
     user_data_bytes = 65_535
     """``customData`` before base64."""
 
@@ -66,50 +65,9 @@ class Azure:
         del machine
         return [Extra("public addresses", PUBLIC_ADDRESS_USD_PER_HOUR * request.nodes_max)]
 
-    def account(self, region: str) -> str:
-        """See ``cloud.Cloud``. A subscription is in no region."""
-        del region
-        from gpuctl.stacks.azure.account import connecting, who
-
-        account = connecting()
-        who(account)
-        return account.subscription
-
-    def size(self, outputs: Mapping[str, object]) -> GroupSize:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.azure.size import size
-
-        return size(outputs)
-
-    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.azure.size import resize
-
-        resize(outputs, nodes)
-
-    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.azure.size import problems
-
-        return problems(outputs)
-
-    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.azure.leaks import scan
-
-        return scan(regions, cluster)
-
-    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.azure.checks import checks
-
-        return checks(request, machine)
-
-    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
-        """See ``cloud.Cloud``. Nobody need log in for them."""
-        from gpuctl.stacks.azure.offers import spot_prices
-
-        return spot_prices(regions)
+    def zones(self, request: StackRequest) -> Sequence[str]:  # noqa: ARG002
+        """A region is one place to Azure, which chooses the zone if none is named."""
+        return ()
 
 
 def resource_group(request: StackRequest) -> str:

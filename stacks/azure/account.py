@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.stacks.cloud import needs
+from gpuctl.stacks.cloud import CredentialsRefused, Denied, needs
 
 Answer = dict[str, Any]
 """One thing, as Azure's REST API has it."""
@@ -35,14 +35,6 @@ _UNREGISTERED = ("MissingSubscriptionRegistration", "SubscriptionNotRegistered")
 _ACTION = re.compile(r"perform action '([^']+)'")
 _ENTRA = re.compile(r"AADSTS\d+")
 """What Microsoft's log-in service calls its refusals."""
-
-
-class Denied(GpuctlError):
-    """The credentials are good, and may not do this."""
-
-
-class CredentialsRefused(GpuctlError):
-    """There are none, or Azure does not take them."""
 
 
 class Gone(GpuctlError):
@@ -120,6 +112,13 @@ class Account:
         if urlsplit(self._endpoint).hostname in _LOOPBACK:
             chain.insert(0, _WithoutTls())
         return {"policies": chain, "connection_timeout": 10, "read_timeout": 60}
+
+
+def own(region: str) -> str:  # noqa: ARG001
+    """See ``cloud.Cloud.account``: the subscription, which is in no region."""
+    account = connecting()
+    who(account)
+    return account.subscription
 
 
 def connecting(subscription: str = "", credential: Any = None, endpoint: str = "") -> Account:

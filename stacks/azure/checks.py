@@ -7,24 +7,13 @@ sizes, and the region's; spot has one for all families.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from functools import cache, partial
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.azure import resource_group
-from gpuctl.stacks.azure.account import (
-    PORTAL,
-    Account,
-    Answer,
-    CredentialsRefused,
-    Denied,
-    Gone,
-    connecting,
-    understood,
-    who,
-)
+from gpuctl.stacks.azure.account import PORTAL, Account, Answer, Gone, connecting, understood, who
 from gpuctl.stacks.azure.rights import may, rights
-from gpuctl.stacks.cloud import Check
+from gpuctl.stacks.cloud import Check, CredentialsRefused
 from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
 
@@ -62,71 +51,57 @@ def checks(request: StackRequest, machine: MachineType, account: Account | None 
         raise
     except CredentialsRefused as error:
         return [
-            _fail("credentials", str(error), "https://aka.ms/azsdk/python/identity/defaultazurecredential/troubleshoot")
+            Check.fail(
+                "credentials", str(error), "https://aka.ms/azsdk/python/identity/defaultazurecredential/troubleshoot"
+            )
         ]
     except GpuctlError as error:
-        return [_fail("account", str(error), _SUBSCRIPTIONS)]
+        return [Check.fail("account", str(error), _SUBSCRIPTIONS)]
     sold = cache(partial(_sold, request, account))  # a long list, which two of the checks want
     at = f"{PORTAL}/#@/resource/subscriptions/{account.subscription}"
     return [
-        _ok("credentials", f"of tenant {there.get('tenantId', 'unknown')}"),
+        Check.ok("credentials", f"of tenant {there.get('tenantId', 'unknown')}"),
         _subscription(there),
-        _asked("region", lambda: _region(request, account)),
-        _asked("machines", lambda: _machines(request, sold())),
-        _asked("providers", lambda: _providers(account, f"{at}/resourceproviders")),
-        _asked("permissions", lambda: _permissions(account, f"{at}/users")),
-        _asked("quota", lambda: _quota(request, machine, account, sold())),
+        Check.of("region", understood()(lambda: _region(request, account))),
+        Check.of("machines", understood()(lambda: _machines(request, sold()))),
+        Check.of("providers", understood()(lambda: _providers(account, f"{at}/resourceproviders"))),
+        Check.of("permissions", understood()(lambda: _permissions(account, f"{at}/users"))),
+        Check.of("quota", understood()(lambda: _quota(request, machine, account, sold()))),
     ]
-
-
-def _asked(name: str, ask: Callable[[], Check]) -> Check:
-    try:
-        with understood():
-            return ask()
-    except Denied as error:
-        return Check(name=name, status="unknown", message=str(error))
-    except GpuctlError as error:
-        return _fail(name, str(error))
-
-
-def _ok(name: str, message: str) -> Check:
-    return Check(name=name, status="ok", message=message)
-
-
-def _fail(name: str, message: str, page: str = "") -> Check:
-    return Check(name=name, status="fail", message=message, page=page)
 
 
 def _subscription(there: Answer) -> Check:
     told = f"{there.get('displayName', '')} ({there['subscriptionId']})".strip()
     if there.get("state") != "Enabled":
-        return _fail("account", f"subscription {told} is {str(there.get('state')).lower()}", _SUBSCRIPTIONS)
-    return _ok("account", f"subscription {told}")
+        return Check.fail("account", f"subscription {told} is {str(there.get('state')).lower()}", _SUBSCRIPTIONS)
+    return Check.ok("account", f"subscription {told}")
 
 
 def _region(request: StackRequest, account: Account) -> Check:
     known = [one["name"] for one in account.listed("locations", _LOCATIONS)]
     if request.region in known:
-        return _ok("region", request.region)
+        return Check.ok("region", request.region)
     near = difflib.get_close_matches(request.region, known, 3)
-    return _fail("region", f"Azure has no region {request.region}" + (f"; take {' or '.join(near)}" if near else ""))
+    return Check.fail(
+        "region", f"Azure has no region {request.region}" + (f"; take {' or '.join(near)}" if near else "")
+    )
 
 
 def _providers(account: Account, page: str) -> Check:
     states = {one["namespace"]: one.get("registrationState") for one in account.listed("providers", _PROVIDERS)}
     missing = [part for part in _PARTS if states.get(part) != "Registered"]
     if not missing:
-        return _ok("providers", f"{', '.join(_PARTS)} are registered")
+        return Check.ok("providers", f"{', '.join(_PARTS)} are registered")
     how = " && ".join(f"az provider register --namespace {part}" for part in missing)
-    return _fail("providers", f"the subscription is not registered for {', '.join(missing)}; {how}", page)
+    return Check.fail("providers", f"the subscription is not registered for {', '.join(missing)}; {how}", page)
 
 
 def _permissions(account: Account, page: str) -> Check:
     given = rights(account)
     if denied := [action for action in _RIGHTS if not may(action, given)]:
         more = f" and {len(denied) - 4} more" if len(denied) > 4 else ""
-        return _fail("permissions", f"these credentials may not call {', '.join(denied[:4])}{more}", page)
-    return _ok("permissions", f"all {len(_RIGHTS)} that up and down need")
+        return Check.fail("permissions", f"these credentials may not call {', '.join(denied[:4])}{more}", page)
+    return Check.ok("permissions", f"all {len(_RIGHTS)} that up and down need")
 
 
 # -- machines ---------------------------------------------------------------------------------------------------------
@@ -143,20 +118,24 @@ def _sold(request: StackRequest, account: Account) -> Answer | None:
 
 def _machines(request: StackRequest, sku: Answer | None) -> Check:
     if sku is None:
-        return _fail("machines", f"there is no {request.type} in {request.region}; take another --region or --type")
+        return Check.fail(
+            "machines", f"there is no {request.type} in {request.region}; take another --region or --type"
+        )
     closed = {one["type"]: one.get("restrictionInfo") or {} for one in sku.get("restrictions") or ()}
     if "Location" in closed:
-        return _fail("machines", f"this subscription may have no {request.type} in {request.region}", _SUPPORT)
+        return Check.fail("machines", f"this subscription may have no {request.type} in {request.region}", _SUPPORT)
     zones = sorted({zone for place in sku.get("locationInfo") or () for zone in place.get("zones") or ()})
     if missing := [zone for zone in request.zones if zone not in zones]:
         told = f"--zone {' or '.join(zones)} has it" if zones else "leave --zone out"
-        return _fail("machines", f"there is no {request.type} in zone {', '.join(missing)} of {request.region}; {told}")
+        return Check.fail(
+            "machines", f"there is no {request.type} in zone {', '.join(missing)} of {request.region}; {told}"
+        )
     if shut := sorted(set(request.zones) & set(closed.get("Zone", {}).get("zones") or ())):
         told = f"this subscription may have no {request.type} in zone {', '.join(shut)} of {request.region}"
-        return _fail("machines", f"{told}; leave --zone out", _SUPPORT)
+        return Check.fail("machines", f"{told}; leave --zone out", _SUPPORT)
     if request.spot and _capability(sku, "LowPriorityCapable") == "False":
-        return _fail("machines", f"{request.type} is not sold as spot; add --on-demand")
-    return _ok("machines", f"{request.type} is sold in {', '.join(request.zones) or request.region}")
+        return Check.fail("machines", f"{request.type} is not sold as spot; add --on-demand")
+    return Check.ok("machines", f"{request.type} is sold in {', '.join(request.zones) or request.region}")
 
 
 def _capability(sku: Answer, name: str) -> str:
@@ -181,12 +160,12 @@ def _quota(request: StackRequest, machine: MachineType, account: Account, sku: A
         called, most, used = usage["name"]["localizedValue"], usage["limit"], max(0, usage["currentValue"] - own)
         if most == 0:
             none = f"{called} is 0: this subscription may start no {machine.name} ({kind})"
-            return _fail("quota", none, _QUOTAS)
+            return Check.fail("quota", none, _QUOTAS)
         line = f"{called}: {most} vCPUs, {used} in use, {needed} for {request.nodes_max} x {machine.name}"
         if used + needed > most:
-            return _fail("quota", line, _QUOTAS)
+            return Check.fail("quota", line, _QUOTAS)
         lines.append(line)
-    return _ok("quota", lines[0])
+    return Check.ok("quota", lines[0])
 
 
 def _own_vcpus(request: StackRequest, machine: MachineType, account: Account) -> int:

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.azure.account import Account, Answer, Denied, Gone, connecting, understood
-from gpuctl.stacks.cloud import GroupSize
+from gpuctl.stacks.azure.account import Account, Answer, Gone, connecting, understood
+from gpuctl.stacks.cloud import Denied, GroupSize
 
 _ACTIVITY = "providers/microsoft.insights/eventtypes/management/values"
 _ACTIVITY_VERSION = "2015-04-01"

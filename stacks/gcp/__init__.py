@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuctl.stacks.cloud import Check, Extra, GroupSize, Scan
-from gpuctl.stacks.machines import MachineType, Price
+from gpuctl.stacks.cloud import Cloud, Extra
+from gpuctl.stacks.machines import MachineType
 from gpuctl.stacks.request import StackRequest
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ NOTICE_S = 120
 """Of a preemption, as the machines ask for it: the longest there is; 30 without asking."""
 
 
-class Gcp:
-    """See ``cloud.Cloud``."""
-
+class Gcp(Cloud):
+    name = "gcp"
     user_data_bytes = 256 * 1024 * 3 // 4
     """A value of the metadata is text of up to 256 KB, so it is sent in base64."""
 
@@ -65,55 +64,6 @@ class Gcp:
         del machine
         each = PUBLIC_ADDRESS_OF_SPOT_USD_PER_HOUR if request.spot else PUBLIC_ADDRESS_USD_PER_HOUR
         return [Extra("public addresses", each * request.nodes_max)]
-
-    def account(self, region: str) -> str:
-        """See ``cloud.Cloud``: the project, which is in no region."""
-        del region
-        from gpuctl.stacks.gcp.account import entering
-
-        return entering().project
-
-    def size(self, outputs: Mapping[str, object]) -> GroupSize:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.gcp.size import size
-
-        return size(outputs)
-
-    def resize(self, outputs: Mapping[str, object], nodes: int) -> None:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.gcp.size import resize
-
-        resize(outputs, nodes)
-
-    def problems(self, outputs: Mapping[str, object]) -> Sequence[str]:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.gcp.size import problems
-
-        return problems(outputs)
-
-    def zones(self, request: StackRequest) -> Sequence[str]:
-        """See ``cloud.OrdersZones``."""
-        from gpuctl.stacks.gcp.zones import zones
-
-        return zones(request)
-
-    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.gcp.leaks import scan
-
-        return scan(regions, cluster)
-
-    def checks(self, request: StackRequest, machine: MachineType) -> Sequence[Check]:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.gcp.checks import checks
-
-        return checks(request, machine)
-
-    def spot_prices(self, regions: Sequence[str]) -> Sequence[Price]:
-        """See ``cloud.Cloud``."""
-        from gpuctl.stacks.gcp.offers import spot_prices
-
-        return spot_prices(regions)
 
 
 def shape(machine: MachineType) -> tuple[str, tuple[str, int] | None]:

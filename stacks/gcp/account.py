@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.stacks.cloud import needs
+from gpuctl.stacks.cloud import CredentialsRefused, Denied, needs
 
 Answer = dict[str, Any]
 """One thing, as Google's JSON has it."""
@@ -36,14 +36,6 @@ _LOG_IN = "log in (gcloud auth application-default login), or set GOOGLE_APPLICA
 _NO_PROJECT = ("CONSUMER_INVALID", "RESOURCE_PROJECT_INVALID", "USER_PROJECT_DENIED")
 _NOT_ENABLED = ("SERVICE_DISABLED", "accessNotConfigured")
 _TOO_MANY = ("rateLimitExceeded", "userRateLimitExceeded")
-
-
-class Denied(GpuctlError):
-    """The credentials are good, and may not do this."""
-
-
-class CredentialsRefused(GpuctlError):
-    """There are none, or Google does not take them."""
 
 
 class NotThere(GpuctlError):
@@ -173,6 +165,11 @@ class Account:
         retrying, errors = _google("google.api_core.retry"), _google("google.api_core.exceptions")
         passing = (errors.TooManyRequests, errors.ServiceUnavailable, errors.GatewayTimeout)
         return retrying.Retry(retrying.if_exception_type(*passing), initial=0.5, timeout=_ALL_ATTEMPTS_S)
+
+
+def own(region: str) -> str:  # noqa: ARG001
+    """See ``cloud.Cloud.account``: the project, which is in no region."""
+    return entering().project
 
 
 def entering(project: str = "") -> Account:

@@ -5,12 +5,12 @@ Nothing is created. Capacity at this moment is not told: Google knows it only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.cloud import Check
-from gpuctl.stacks.gcp.account import CONSOLE, Account, CredentialsRefused, Denied, NotThere, entering, last
+from gpuctl.stacks.cloud import Check, CredentialsRefused
+from gpuctl.stacks.gcp.account import CONSOLE, Account, NotThere, entering, last
 from gpuctl.stacks.gcp.leaks import LABEL
 from gpuctl.stacks.gcp.zones import sold
 from gpuctl.stacks.machines import MachineType
@@ -48,40 +48,23 @@ def checks(request: StackRequest, machine: MachineType, account: Account | None 
     """All at once, but for credentials and the project: without them nothing else can be asked."""
     try:
         account = account or entering(request.account)
-        credentials = _ok("credentials", account.log_in().who)
+        credentials = Check.ok("credentials", account.log_in().who)
     except CredentialsRefused as error:
-        return [_fail("credentials", str(error), f"{CONSOLE}/apis/credentials")]
+        return [Check.fail("credentials", str(error), f"{CONSOLE}/apis/credentials")]
     except GpuctlError as error:  # nobody answers
-        return [_fail("credentials", str(error))]
+        return [Check.fail("credentials", str(error))]
     try:
         project = account.compute("Projects", "get")
     except GpuctlError as error:
-        return [credentials, _fail("project", str(error), f"{CONSOLE}/cloud-resource-manager")]
+        return [credentials, Check.fail("project", str(error), f"{CONSOLE}/cloud-resource-manager")]
     return [
         credentials,
-        _ok("project", account.project),
-        _asked("region", lambda: _region(request, account)),
-        _asked("machines", lambda: _machines(request, machine, account)),
-        _asked("permissions", lambda: _permissions(account)),
-        _asked("quota", lambda: _quota(request, machine, account, project)),
+        Check.ok("project", account.project),
+        Check.of("region", lambda: _region(request, account)),
+        Check.of("machines", lambda: _machines(request, machine, account)),
+        Check.of("permissions", lambda: _permissions(account)),
+        Check.of("quota", lambda: _quota(request, machine, account, project)),
     ]
-
-
-def _asked(name: str, ask: Callable[[], Check]) -> Check:
-    try:
-        return ask()
-    except Denied as error:
-        return Check(name=name, status="unknown", message=str(error))
-    except GpuctlError as error:
-        return _fail(name, str(error))
-
-
-def _ok(name: str, message: str) -> Check:
-    return Check(name=name, status="ok", message=message)
-
-
-def _fail(name: str, message: str, page: str = "") -> Check:
-    return Check(name=name, status="fail", message=message, page=page)
 
 
 def _region(request: StackRequest, account: Account) -> Check:
@@ -89,29 +72,29 @@ def _region(request: StackRequest, account: Account) -> Check:
         region = account.compute("Regions", "get", region=request.region)
     except NotThere:
         names = ", ".join(sorted(one.name for one in account.listed("Regions")))
-        return _fail("region", f"{request.region!r} is no region of Google Cloud; there are: {names}")
+        return Check.fail("region", f"{request.region!r} is no region of Google Cloud; there are: {names}")
     zones = {last(url) for url in region.zones}
     if foreign := [zone for zone in request.zones if zone not in zones]:
-        return _fail("region", f"{foreign[0]} is no zone of {region.name}; --zone {' or '.join(sorted(zones))} is")
+        return Check.fail("region", f"{foreign[0]} is no zone of {region.name}; --zone {' or '.join(sorted(zones))} is")
     if region.status == "DOWN":
-        return _fail("region", f"{region.name} is down", "https://status.cloud.google.com")
-    return _ok("region", region.name)
+        return Check.fail("region", f"{region.name} is down", "https://status.cloud.google.com")
+    return Check.ok("region", region.name)
 
 
 def _machines(request: StackRequest, machine: MachineType, account: Account) -> Check:
     found = sold(machine, account)
     here = sorted(zone for zone in found if zone.rpartition("-")[0] == request.region)
     if not here:
-        return _fail(
+        return Check.fail(
             "machines", f"there is no {machine.name} in {request.region}; take another --region or --type", _GPU_PAGE
         )
     if missing := [zone for zone in request.zones if zone not in here]:
-        return _fail(
+        return Check.fail(
             "machines",
             f"there is no {machine.name} in {', '.join(missing)}; --zone {' or '.join(here)} has it",
             _GPU_PAGE,
         )
-    return _ok("machines", f"{machine.name} is sold in {', '.join(request.zones)}")
+    return Check.ok("machines", f"{machine.name} is sold in {', '.join(request.zones)}")
 
 
 def _permissions(account: Account) -> Check:
@@ -121,8 +104,8 @@ def _permissions(account: Account) -> Check:
     granted = set(answer.get("permissions", ()))
     if denied := [right for right in _RIGHTS if right not in granted]:
         more = f" and {len(denied) - 4} more" if len(denied) > 4 else ""
-        return _fail("permissions", f"these credentials lack {', '.join(denied[:4])}{more}", page)
-    return _ok("permissions", f"all {len(_RIGHTS)} that up and down need")
+        return Check.fail("permissions", f"these credentials lack {', '.join(denied[:4])}{more}", page)
+    return Check.ok("permissions", f"all {len(_RIGHTS)} that up and down need")
 
 
 # -- quota ------------------------------------------------------------------------------------------------------------
@@ -153,12 +136,12 @@ def _quota(request: StackRequest, machine: MachineType, account: Account, projec
         told.append(_enough(_ALL_GPUS, *whole[_ALL_GPUS], nodes * machine.gpus))
     page = f"{CONSOLE}/iam-admin/quotas?project={account.project}"
     if short := [said for enough, said in told if not enough]:
-        return _fail("quota", "; ".join(short), page)
+        return Check.fail("quota", "; ".join(short), page)
     if not any(name in region for name in _names(_GPU_QUOTAS[machine.gpu], request)):
         said = f"Compute Engine does not tell the quota of {machine.gpu} in {request.region}"
         return Check(name="quota", status="unknown", message=said, page=page)
     others = f", and {len(told) - 1} others are enough" if len(told) > 1 else ""
-    return _ok("quota", f"{told[0][1]}{others}")
+    return Check.ok("quota", f"{told[0][1]}{others}")
 
 
 def _names(name: str, request: StackRequest) -> tuple[str, ...]:

@@ -18,9 +18,8 @@ import boto3
 import pytest
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.stacks.aws.account import CredentialsRefused
 from gpuctl.stacks.aws.leaks import KINDS, OURS, scan
-from gpuctl.stacks.cloud import Leftover
+from gpuctl.stacks.cloud import CredentialsRefused, Leftover
 from tests.stacks.recorded import Answers, answering, query_refusal, refusal
 from tests.stacks.samples import Planned, asked, planned
 

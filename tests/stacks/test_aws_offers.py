@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from gpuctl.cluster.errors import BadInput
-from gpuctl.stacks.aws.account import CredentialsRefused
 from gpuctl.stacks.aws.offers import spot_prices
+from gpuctl.stacks.cloud import CredentialsRefused
 from gpuctl.stacks.machines import Catalog, Price, catalog, keep_spot_prices, newer, refreshed_path
 from gpuctl.stacks.planning import price_of
 from tests.stacks.recorded import Answers, answering, query_refusal

@@ -12,9 +12,9 @@ import pytest
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.azure import kept_group, whose
-from gpuctl.stacks.azure.account import CredentialsRefused
 from gpuctl.stacks.azure.kinds import KINDS
 from gpuctl.stacks.azure.leaks import scan
+from gpuctl.stacks.cloud import CredentialsRefused
 from gpuctl.stacks.machines import Price, catalog, keep_spot_prices
 from tests.stacks.azure_api import (
     SUBSCRIPTION,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.stacks.cloud import Leftover
-from gpuctl.stacks.gcp.account import Account, CredentialsRefused, NotThere, entering
+from gpuctl.stacks.cloud import CredentialsRefused, Leftover
+from gpuctl.stacks.gcp.account import Account, NotThere, entering
 from gpuctl.stacks.gcp.leaks import KINDS, NAMED, ROLE, ROLE_ID, SERVICE_ACCOUNT, TAG_KEY, scan
 from gpuctl.stacks.machines import Price, catalog, keep_spot_prices
 from tests.stacks.google import COMPUTE, EMAIL, PROJECT, URL, Google, matches, refusal, typed_refusal

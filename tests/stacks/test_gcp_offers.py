@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.gcp.account import CredentialsRefused
+from gpuctl.stacks.cloud import CredentialsRefused
 from gpuctl.stacks.gcp.offers import COMPUTE_ENGINE, spot_prices
 from gpuctl.stacks.machines import catalog
 from tests.stacks.google import Google, typed_refusal
