@@ -40,12 +40,16 @@ class TermFlags:
     dry_run: bool = False
     as_json: bool = False
 
+    def stall(self) -> float:
+        """Minutes. Raises ``BadInput``."""
+        found = parse_flag("--stall-minutes", self.stall_minutes, minutes)
+        return STALL_MINUTES if found is None else found
+
     def given(self) -> list[str]:
         """Their names, of those that only clouds know."""
         told: dict[str, object] = {
             "--wait": self.wait,
             "--idle-minutes": self.idle_minutes,
-            "--stall-minutes": self.stall_minutes,
             "--yes": self.yes,
             "--force": self.force,
             "--dry-run": self.dry_run,
@@ -69,7 +73,6 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
     """Plan, ask, make. ``None``: only the plan was wanted."""
     wait = parse_flag("--wait", flags.wait, minutes)
     idle = parse_flag("--idle-minutes", flags.idle_minutes, minutes)
-    stall = parse_flag("--stall-minutes", flags.stall_minutes, minutes)
     if flags.as_json and not flags.dry_run:
         raise BadInput("-o json prints the plan", "add --dry-run")
     from gpuctl.stacks import package
@@ -81,7 +84,7 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
         force=flags.force,
         slots=settings.slots,
         idle_minutes=IDLE_MINUTES if idle is None else idle,
-        stall_minutes=STALL_MINUTES if stall is None else stall,
+        stall_minutes=flags.stall(),
     )
     request = request_of(settings, provider, machines)
     _plan(told(request, package.build().package, terms), flags)

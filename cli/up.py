@@ -100,6 +100,7 @@ def verb(
         slots=settings.slots,
         bucket=settings.bucket,
         hosts=settings.hosts,
+        stall_minutes=terms.stall(),
     )
     _tell(provider_named(settings.provider).up(request, say), settings.size)
 

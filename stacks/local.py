@@ -142,6 +142,7 @@ def _agree_on_spec(bucket: Bucket, request: UpRequest) -> ClusterSpec:
         slots=request.slots,
         heartbeat_s=HEARTBEAT_S,
         lease_s=LEASE_S,
+        stall_minutes=request.stall_minutes,
         token=secrets.token_hex(16),
         created_at=time.time(),
     )

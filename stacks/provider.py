@@ -33,6 +33,8 @@ class UpRequest:
     """URL of the bucket and prefix for the cluster; ``None``: the provider makes or chooses one."""
     hosts: tuple[str, ...] = ()
     """Only of provider ssh: the machines, as ``[USER@]HOST[:PORT]``."""
+    stall_minutes: float = 30.0
+    """See ``ClusterSpec``."""
 
 
 class Provider(Protocol):

@@ -238,6 +238,7 @@ def _agree_on_spec(bucket: Bucket, request: UpRequest) -> None:
         nodes_min=request.nodes_min,
         nodes_max=request.nodes_max,
         slots=request.slots,
+        stall_minutes=request.stall_minutes,
         token=secrets.token_hex(16),
         created_at=time.time(),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from gpuctl.cluster import layout
-from gpuctl.cluster.records import ClusterSpec, encode
 from tests.e2e.machine import Cluster
 
 STALL_S = 4.0
@@ -33,15 +31,12 @@ _WAITS_AT_A_STEP = """
 """
 
 
-def _up(cluster: Cluster, nodes: int) -> None:
-    terms = {"nodes_min": nodes, "nodes_max": nodes, "heartbeat_s": 0.5, "lease_s": 3.0, "token": "t"}
-    spec = ClusterSpec(name="default", provider="local", stall_minutes=STALL_S / 60, **terms)  # type: ignore[arg-type]
-    assert cluster.bucket.create(layout.CLUSTER, encode(spec))
-    cluster.up(str(nodes))
+def _up(cluster: Cluster) -> None:
+    cluster.up("1", "--stall-minutes", f"{STALL_S / 60:.4f}")
 
 
 def test_a_job_that_hangs_without_a_step_ends_with_one_line_that_says_so(cluster: Cluster) -> None:
-    _up(cluster, 1)
+    _up(cluster)
     done = cluster.run("train", cluster.write("sleeps.py", _SLEEPS), code=124)
     assert "stalled: no step" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -50,7 +45,7 @@ def test_a_job_that_hangs_without_a_step_ends_with_one_line_that_says_so(cluster
 
 def test_a_job_that_hangs_writes_a_last_checkpoint_if_it_still_listens(cluster: Cluster) -> None:
     """One worker does; several agree on the step to come, which does not."""
-    _up(cluster, 1)
+    _up(cluster)
     job = cluster.train(cluster.write("waits.py", _WAITS_AT_A_STEP), "--max-restarts", "3")
     cluster.wait(lambda: "stalled" in cluster.run("status").stdout, "status to say so")
     outcome = cluster.wait_for_end(job).outcome
