@@ -43,8 +43,9 @@ HEARTBEAT_S = 1.0
 LEASE_S = 6.0
 _LATE_S = (10.0, 20.0, 40.0, 80.0, 160.0)
 """Between tries to destroy: a placement group goes after its machines have, a network after its cards have."""
-_BUCKET_S = 120.0
-"""A new bucket, and the right to write to it, take a while to be known everywhere."""
+_BUCKET_S = 600.0
+"""A new bucket, and above all the right to write to it, take a while to be known everywhere: Azure says up to ten
+minutes (learn.microsoft.com, "Troubleshoot Azure RBAC")."""
 
 
 class Changes(Protocol):
@@ -189,13 +190,17 @@ class Rented:
     def _opened(self, url: str) -> Bucket:
         bucket = open_bucket(url)
         until = self._now() + _BUCKET_S
+        told = False
         while True:
             try:
                 probe(bucket)
                 return bucket
-            except (StoreError, StoreUnavailable):
+            except (StoreError, StoreUnavailable) as error:
                 if self._now() >= until:
                     raise
+                if not told:
+                    self._say(f"waiting for the new bucket: {error.message}")
+                told = True
             self._pause(2.0)
 
 
