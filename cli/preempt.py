@@ -9,6 +9,8 @@ import typer
 from gpuctl.cli.access import reach
 from gpuctl.cli.options import Cluster, parse_flag, seconds, text_option
 from gpuctl.cli.terminal import say
+from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.machines import CLOUDS
 
 
 def verb(
@@ -29,6 +31,8 @@ def verb(
     notice_s = parse_flag("--notice", notice, seconds) or 0.0
     replace_after_s = None if replace_after == "never" else parse_flag("--replace-after", replace_after, seconds)
     access = reach(cluster)
+    if access.cluster.provider in CLOUDS:
+        raise BadInput(f"{access.cluster.provider} takes machines when it wants to", "try it on --provider local")
     from gpuctl.stacks.provider import provider
 
     provider(access.cluster.provider).preempt(access.cluster, node, notice_s, replace_after_s, say)

@@ -161,6 +161,8 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     assert len(wheels) == 1
     assert wheels[0] in _user_data(account), "the machines are told of another wheel than the one that is there"
 
+    line = "error: aws takes machines when it wants to; try it on --provider local\n"
+    assert account.run("preempt", account.machines()[0], code=2).stderr == line
     done = account.run("down", "-y", "--delete-checkpoints", "other", code=2)
     assert done.stderr == f"error: --delete-checkpoints other is not the cluster that goes; that is {account.cluster}\n"
     assert len(account.machines()) == 2
