@@ -58,7 +58,7 @@ contracts: $(STAMP) ## Imports go down only
 	$(BIN)/lint-imports --no-logo --no-cache
 
 unit: $(STAMP) ## All tests and nothing else
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 format: $(STAMP) ## Format, and mend what can be mended
 	$(BIN)/python -m ruff format .

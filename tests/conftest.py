@@ -12,6 +12,13 @@ import pytest
 from tests.stores import azurite, gcs, s3
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side (``-n 2``), a file's tests stay together, and so do all that boot machines."""
+    for item in items:
+        folder = item.path.parent
+        item.add_marker(pytest.mark.xdist_group(folder.name if folder.name == "machines" else str(item.path)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test sees the clusters, the credentials or the proxy of whoever runs it."""
