@@ -137,7 +137,7 @@ def test_a_machine_that_the_others_cannot_reach_does_not_stop_the_job(cloud: Clo
 def test_a_machine_that_cannot_reach_the_bucket_for_a_while_costs_what_was_not_saved(cloud: Cloud) -> None:
     job = counting(cloud, 900)
     silent = another(cloud)
-    kept = cloud.checkpoints(job).entries[-1].step
+    kept = cloud.wait(lambda: cloud.checkpoints(job).entries, "the first checkpoint")[-1].step
     cloud.site.network.cut(silent.machine.address, HOST)
     until = time.monotonic() + 3 * LEASE_S
     cloud.wait(lambda: time.monotonic() > until, "it to be silent for three leases")
