@@ -201,6 +201,7 @@ class Machine:
         self._life.wait(20)
         _, alive = psutil.wait_procs(everything, timeout=20)
         assert not alive, f"{self.name} is off, and yet there live {alive}"
+        self._network.forget(self.name)
 
     def _signal_all(self, number: signal.Signals, until: str) -> None:
         """Again for those that were just being born."""

@@ -119,6 +119,11 @@ class Network:
     def plug(self, machine: str) -> None:
         self.run(*f"ip link set {port_of(machine)} up".split())
 
+    def forget(self, machine: str) -> None:
+        """The kernel takes its cable away when it comes to it; until then no other machine can have that name."""
+        with contextlib.suppress(subprocess.CalledProcessError):  # it has come to it
+            self.run(*f"ip link delete {port_of(machine)}".split())
+
     def limit(self, machine: str, mbit_per_s: float) -> None:
         """What reaches the machine comes no faster than this."""
         shape = f"tbf rate {mbit_per_s}mbit burst 16kb latency 400ms"
