@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -124,8 +125,15 @@ def recorded(declare: Callable[[], None], stack: str) -> list[Resource]:
     """What ``declare`` declares, by type and name: the order in which Pulumi hears of resources is no order."""
     mocks = _Mocks()
     monitor = _Monitor(mocks)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def with_loop() -> None:
+        # Pulumi's mocks make one in every thread and never close it, which Python may complain of at exit.
+        loops.append(asyncio.new_event_loop())
+        asyncio.set_event_loop(loops[-1])
 
     async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(initializer=with_loop))
         # The stack of an earlier plan belongs to an event loop that is closed.
         pulumi.runtime.settings.set_root_resource(None)  # type: ignore[arg-type]
         pulumi.runtime.set_mocks(mocks, project="gpuctl", stack=stack, preview=True, monitor=monitor)
@@ -133,6 +141,8 @@ def recorded(declare: Callable[[], None], stack: str) -> list[Resource]:
         await run_pulumi_func(declare)
 
     asyncio.run(run())
+    for loop in loops:
+        loop.close()
     return [
         Resource(
             type=kind,
