@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import random
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -250,7 +250,8 @@ class StoppingStore:
             self._left -= 1
             if self._left == 0:
                 self._mark.touch()
-                os.kill(os.getpid(), self._number)
+                # To this thread: a process that stops may write on until the signal has reached them all.
+                signal.pthread_kill(threading.get_ident(), self._number)
 
 
 class RefusingStore(StoppingStore):
