@@ -53,8 +53,6 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Empty: that of the interface which leads out."""
     idle_minutes: float = 15.0
     """Without work, logins and load, after which the machine removes itself; 0: never."""
-    stall_minutes: float = 30.0
-    """Without a step while its devices idle, after which a job ends; 0: never."""
     notice_s: float = 30.0
     """Between the cloud's notice and the end, where a notice does not say so itself (Google's)."""
     unhealthy_minutes: float = 10.0

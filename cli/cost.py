@@ -46,12 +46,12 @@ def verb(output: Output = "text", cluster: Cluster = None, bucket: Bucket = None
 
 def _provider(known: str, store: Store, types: Sequence[str]) -> CloudName | None:
     """Of the cluster; where only the bucket of one that is gone is known, that of its machines."""
-    data = store.get(layout.CLUSTER)
-    name = known or (decode(data, ClusterSpec, layout.CLUSTER).provider if data is not None else "")
     if not types:
         return None
+    if not known and (data := store.get(layout.CLUSTER)) is not None:
+        known = decode(data, ClusterSpec, layout.CLUSTER).provider
     sold_by = {machine.name: machine.provider for machine in catalog().types}
-    return next((one for one in CLOUDS if one == name), sold_by.get(types[0]))
+    return next((one for one in CLOUDS if one == known), sold_by.get(types[0]))
 
 
 def _history(provider: CloudName) -> History:

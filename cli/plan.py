@@ -16,7 +16,7 @@ from gpuctl.cli.options import parse_flag, text_option, whole_number
 from gpuctl.cli.settings import Settings
 from gpuctl.cli.terminal import out, say, table
 from gpuctl.cluster.errors import BadInput
-from gpuctl.stacks.machines import CloudName, MachineType, Price, catalog
+from gpuctl.stacks.machines import CloudName, MachineType, Price, catalog, region_of
 from gpuctl.stacks.offers import Wanted, cheapest, offers
 from gpuctl.stacks.request import StackRequest
 
@@ -74,7 +74,9 @@ class MachineFlags:
 def request_of(settings: Settings, provider: CloudName, flags: MachineFlags) -> StackRequest:
     """Raises ``BadInput`` for what no cloud would take."""
     machine, price = _machine(provider, flags)
-    region = flags.region or _region_of(provider, flags.zone) or (price and price.region) or _USUAL_REGION[provider]
+    # Azure's zones are numbers, the same in every region.
+    told = region_of(provider, flags.zone) if flags.zone and provider != "azure" else None
+    region = flags.region or told or (price and price.region) or _USUAL_REGION[provider]
     zone = flags.zone or _FIRST_ZONE[provider].format(region)
     if provider != "azure" and not zone.startswith(region):
         raise BadInput(f"zone {zone} is not in {region}", f"such as {_FIRST_ZONE[provider].format(region)}")
@@ -126,13 +128,6 @@ def _public_key(path: str | None) -> str:
     if not text.startswith(("ssh-", "ecdsa-", "sk-")) or "\n" in text:
         raise BadInput(f"{path} is no public key", "name a file such as ~/.ssh/id_ed25519.pub")
     return text
-
-
-def _region_of(provider: CloudName, zone: str | None) -> str | None:
-    """``us-east-1a`` is in ``us-east-1``, ``us-central1-a`` in ``us-central1``; Azure's zones do not tell."""
-    if not zone or provider == "azure":
-        return None
-    return zone[:-1] if provider == "aws" else zone.rpartition("-")[0]
 
 
 def show(plan: Plan) -> None:

@@ -4,7 +4,6 @@ the answer changes. So a laptop learns who can reach whom without reaching any o
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 from collections.abc import Iterable
 from typing import Literal
@@ -13,8 +12,8 @@ import msgspec
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket
-from gpuctl.cluster.errors import CorruptRecord
-from gpuctl.cluster.records import NodeRecord, decode
+from gpuctl.cluster.listing import read_each
+from gpuctl.cluster.records import NodeRecord
 
 Scope = Literal["loopback", "link", "private", "public"]
 CardKind = Literal["efa", "infiniband", "roce"]
@@ -166,16 +165,11 @@ def read_networks(store: Bucket, records: Iterable[NodeRecord]) -> list[NodeNetw
     What another version wrote is passed over."""
     lives = {record.node: record for record in records}
     ports = {(r.node, r.address, port) for r in lives.values() for port in (r.port, r.tier_port)}
-    keys = [layout.network(name) for name in sorted(lives)]
     found = []
-    for key, data in zip(keys, store.get_many(keys) if keys else [], strict=True):
-        with contextlib.suppress(CorruptRecord):
-            if data is None:
-                continue
-            network = decode(data, NodeNetwork, key)
-            if network.node in lives and network.incarnation == lives[network.node].incarnation:
-                current = tuple(c for c in network.contacts if (c.node, c.address, c.port) in ports)
-                found.append(msgspec.structs.replace(network, contacts=current))
+    for network in read_each(store, [layout.network(name) for name in sorted(lives)], NodeNetwork).values():
+        if network.node in lives and network.incarnation == lives[network.node].incarnation:
+            current = tuple(c for c in network.contacts if (c.node, c.address, c.port) in ports)
+            found.append(msgspec.structs.replace(network, contacts=current))
     return found
 
 

@@ -6,7 +6,6 @@ quiet do the heartbeats' ages count, by the store's clock and this machine's, wh
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from gpuctl.cluster import checkpoints, jobs, layout
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.errors import CorruptRecord
 from gpuctl.cluster.ledger import Ledger, Version
+from gpuctl.cluster.listing import read_folder
 from gpuctl.cluster.records import (
     CheckpointEntry,
     ClusterSpec,
@@ -118,12 +118,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 def read_heartbeats(store: Bucket) -> list[Heartbeat]:
     """Of all nodes, by name. One written by another version of gpuctl is passed over."""
-    entries = [entry for entry in store.list(layout.NODES) if entry.key.endswith(".json")]
-    found = []
-    for entry, data in zip(entries, store.get_many([entry.key for entry in entries]), strict=True):
-        with contextlib.suppress(CorruptRecord):
-            if data is not None:
-                found.append(Heartbeat(decode(data, NodeRecord, entry.key), entry.modified))
+    found = [Heartbeat(record, entry.modified) for entry, record in read_folder(store, layout.NODES, NodeRecord)]
     return sorted(found, key=lambda beat: (len(beat.record.node), beat.record.node))
 
 

@@ -6,12 +6,11 @@ what they say is noted in ``stays/`` before. Wall clocks throughout: this is for
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Store
-from gpuctl.cluster.errors import CorruptRecord
+from gpuctl.cluster.listing import read_folder
 from gpuctl.cluster.records import BootReport, Stay, decode, encode
 
 SILENT_S = 120.0
@@ -23,11 +22,13 @@ _BOOTING_S = 1800.0
 def read(store: Store, now: float | None = None) -> list[Stay]:
     """Of every machine that was ever there, the first one first. ``until`` is ``now`` for those that still are."""
     now = time.time() if now is None else now
-    found = {stay.node: stay for stay in _noted(store)}
+    found = {stay.node: stay for _, stay in read_folder(store, layout.STAYS, Stay)}
     beats = {entry.key: entry.modified for entry in store.list(layout.NODES)}
-    for report, told_at in _reports(store):
+    for entry, report in read_folder(store, layout.BOOT, BootReport):
+        if not report.type:  # no cloud's
+            continue
         beat = beats.get(layout.node(report.node), 0.0)
-        last = max(told_at, beat)
+        last = max(entry.modified, beat)
         silent_s = _BOOTING_S if report.state == "booting" else SILENT_S
         before = found.get(report.node)
         found[report.node] = Stay(
@@ -55,25 +56,3 @@ def note_end(store: Store, node: str, now: float) -> None:
     if report is not None and report.type:
         stay = Stay(node=node, type=report.type, zone=report.zone, life=report.life, since=report.booted_at, until=now)
         store.put(layout.stay(node), encode(stay))
-
-
-def _noted(store: Store) -> list[Stay]:
-    keys = [entry.key for entry in store.list(layout.STAYS)]
-    found = []
-    for key, data in zip(keys, store.get_many(keys), strict=True):
-        with contextlib.suppress(CorruptRecord):
-            if data is not None:
-                found.append(decode(data, Stay, key))
-    return found
-
-
-def _reports(store: Store) -> list[tuple[BootReport, float]]:
-    """Of machines that a cloud has, and when the bucket got each."""
-    entries = [entry for entry in store.list(layout.BOOT) if entry.key.endswith(".json")]
-    found = []
-    for entry, data in zip(entries, store.get_many([entry.key for entry in entries]), strict=True):
-        with contextlib.suppress(CorruptRecord):
-            report = decode(data, BootReport, entry.key) if data is not None else None
-            if report is not None and report.type:
-                found.append((report, entry.modified))
-    return found

@@ -6,15 +6,15 @@ keeps them from being nodes is ours, and the same in every zone.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket
-from gpuctl.cluster.errors import CorruptRecord, GpuctlError
-from gpuctl.cluster.records import BootReport, decode
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.listing import read_each
+from gpuctl.cluster.records import BootReport
 from gpuctl.cluster.status import read_heartbeats
 from gpuctl.stacks.cloud import Cloud, GroupSize
 from gpuctl.stacks.provider import Say
@@ -112,7 +112,8 @@ class Arrivals:
     def look(self) -> Sight:
         size = self._there.size(self._outputs)
         beats = {beat.record.node for beat in read_heartbeats(self._bucket) if beat.record.beat > 0}
-        reports = self._reports(size.names)
+        found = read_each(self._bucket, [layout.boot_report(name) for name in size.names], BootReport)
+        reports = {report.node: report for report in found.values()}
         live = frozenset(name for name in size.names if name in beats)
         return Sight(
             size=size,
@@ -120,15 +121,6 @@ class Arrivals:
             booting={name: one.step for name, one in reports.items() if one.state == "booting" and name not in live},
             failed={name: f"{one.step}: {one.reason}" for name, one in reports.items() if one.state == "failed"},
         )
-
-    def _reports(self, names: tuple[str, ...]) -> dict[str, BootReport]:
-        keys = [layout.boot_report(name) for name in names]
-        found = {}
-        for name, key, data in zip(names, keys, self._bucket.get_many(keys), strict=True):
-            with contextlib.suppress(CorruptRecord):
-                if data is not None:
-                    found[name] = decode(data, BootReport, key)
-        return found
 
     def _why_not(self, sight: Sight, wanted: Wanted) -> str:
         problems = self._there.problems(self._outputs)

@@ -6,13 +6,12 @@ own bill. A cloud that tells no history is reckoned with the catalog's price, an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from gpuctl.cluster.records import Stay
-from gpuctl.stacks.machines import CloudName, Price, catalog
+from gpuctl.stacks.machines import CloudName, Price, catalog, region_of
 
 Prices = Sequence[tuple[float, float]]
 """Since when (seconds since the epoch), US dollars per hour; the oldest first."""
@@ -63,16 +62,6 @@ def spent(since: float, until: float, prices: Prices) -> float:
         low = since if number == 0 else max(since, begin)
         total += usd * max(0.0, min(until, end) - low) / 3600
     return total
-
-
-def region_of(provider: CloudName, zone: str) -> str:
-    """
-    >>> region_of("aws", "us-east-1a"), region_of("gcp", "us-central1-a"), region_of("azure", "eastus-2")
-    ('us-east-1', 'us-central1', 'eastus')
-    """
-    if provider == "aws":
-        return re.sub(r"[a-z]$", "", zone)
-    return re.sub(r"-[a-z0-9]$", "", zone)
 
 
 def _line(provider: CloudName, stay: Stay, history: History) -> Line:

@@ -6,16 +6,16 @@ or key is left out: whoever can write the bucket may run code on nodes, but not 
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gpuctl.cluster import jobs, layout
 from gpuctl.cluster.bucket import Bucket
-from gpuctl.cluster.errors import BadInput, CorruptRecord
+from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.ledger import Ledger
-from gpuctl.cluster.records import BootReport, NodeRecord, Rank0, SshHost, decode
+from gpuctl.cluster.listing import read_folder
+from gpuctl.cluster.records import BootReport, NodeRecord, Rank0, SshHost
 from gpuctl.cluster.status import Heartbeat, read_heartbeats
 
 T = TypeVar("T")
@@ -60,8 +60,8 @@ def read_hosts(store: Bucket) -> list[Host]:
     rank0 = lease.value.node if lease.value else ""
     leader = next((beat.record for beat in beats if beat.record.node == rank0), None)
     seats = _seats(store, leader)
-    reports = {report.node: report for report in _records(store, layout.BOOT, BootReport)}
-    given = {host.node: host for host in _records(store, layout.HOSTS, SshHost)}
+    reports = {report.node: report for _, report in read_folder(store, layout.BOOT, BootReport)}
+    given = {host.node: host for _, host in read_folder(store, layout.HOSTS, SshHost)}
     nodes = {beat.record.node: beat for beat in beats}
     names = sorted(
         (name for name in {*nodes, *reports, *given} if is_name(name)),
@@ -130,17 +130,6 @@ def _seats(store: Bucket, leader: NodeRecord | None) -> dict[str, int]:
         if found and found.members:
             return {member.node: seat for seat, member in enumerate(found.members)}
     return {}
-
-
-def _records(store: Bucket, folder: str, kind: type[T]) -> list[T]:
-    """Those right in ``folder``; what another version of gpuctl wrote is passed over."""
-    keys = [entry.key for entry in store.list(folder) if re.fullmatch(rf"{folder}/[^/]+\.json", entry.key)]
-    found = []
-    for key, data in zip(keys, store.get_many(keys), strict=True):
-        with contextlib.suppress(CorruptRecord):
-            if data is not None:
-                found.append(decode(data, kind, key))
-    return found
 
 
 def _plain(shape: re.Pattern[str], text: str) -> str:

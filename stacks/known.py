@@ -37,9 +37,15 @@ def remember(cluster: KnownCluster) -> None:
     folder = state_dir() / "clusters"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{cluster.name}.json"
+    write_private(path, msgspec.json.encode(cluster))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Whole or not at all, and for this user alone from its first byte on."""
     partial = path.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.encode(cluster))
-    partial.chmod(0o600)
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
     partial.replace(path)
 
 

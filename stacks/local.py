@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -29,10 +30,10 @@ from gpuctl.bootstrap.identity import Identity
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.cluster.records import ClusterSpec, NodeRecord, decode, encode
+from gpuctl.cluster.records import ClusterSpec, NodeRecord, decode
 from gpuctl.stacks import processes
 from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir
-from gpuctl.stacks.provider import Say, UpRequest, forget_nodes
+from gpuctl.stacks.provider import Say, UpRequest, agree_on_spec, forget_nodes
 
 HEARTBEAT_S = 0.5
 LEASE_S = 3.0
@@ -146,20 +147,7 @@ def _agree_on_spec(bucket: Bucket, request: UpRequest) -> ClusterSpec:
         token=secrets.token_hex(16),
         created_at=time.time(),
     )
-    if bucket.create(layout.CLUSTER, encode(asked)):
-        return asked
-    there = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
-    for what, old, new in (
-        ("nodes", _size(there), _size(asked)),
-        ("slots", there.slots, asked.slots),
-        ("name", there.name, asked.name),
-    ):
-        if old != new:
-            raise BadInput(
-                f"cluster {there.name!r} exists with {what}={old}, not {new}",
-                "run `gpuctl down` first, or choose another name with --cluster",
-            )
-    return there
+    return agree_on_spec(bucket, asked, {"nodes": _size, "slots": attrgetter("slots"), "name": attrgetter("name")})
 
 
 def _nodes(count: int) -> str:

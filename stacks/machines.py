@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,14 @@ CLOUDS: tuple[CloudName, ...] = ("aws", "gcp", "azure")
 Fabric = Literal["", "efa", "infiniband", "gvnic"]
 """The fastest network between two machines of a type: ``efa`` and ``infiniband`` bypass the kernel, ``gvnic`` is fast
 Ethernet, and empty is the usual one."""
+
+
+def region_of(provider: CloudName, zone: str) -> str:
+    """
+    >>> region_of("aws", "us-east-1a"), region_of("gcp", "us-central1-a"), region_of("azure", "eastus-2")
+    ('us-east-1', 'us-central1', 'eastus')
+    """
+    return re.sub(r"[a-z]$" if provider == "aws" else r"-[a-z0-9]$", "", zone)
 
 
 class MachineType(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,7 +6,7 @@ goes through the bucket and is the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -14,6 +14,7 @@ from typing import Protocol
 from gpuctl.cluster import layout, stays
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.records import ClusterSpec, decode, encode
 from gpuctl.stacks.known import KnownCluster
 
 Say = Callable[[str], None]
@@ -69,6 +70,23 @@ def provider(name: str) -> Provider:
     module, _, attribute = _PROVIDERS[name].partition(":")
     made: Provider = getattr(import_module(module), attribute)()
     return made
+
+
+def agree_on_spec(
+    bucket: Bucket, asked: ClusterSpec, fixed: Mapping[str, Callable[[ClusterSpec], object]]
+) -> ClusterSpec:
+    """The cluster's record: ``asked`` itself, or the one that is there already. Raises ``BadInput`` where something of
+    that which is ``fixed``, by what to call it, is another in the two."""
+    if bucket.create(layout.CLUSTER, encode(asked)):
+        return asked
+    there = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+    for what, of in fixed.items():
+        if of(there) != of(asked):
+            raise BadInput(
+                f"cluster {there.name!r} exists with {what}={of(there)}, not {of(asked)}",
+                "run `gpuctl down` first, or choose another name with --cluster",
+            )
+    return there
 
 
 def forget_nodes(bucket: Bucket) -> None:

@@ -11,7 +11,6 @@ the number of machines, the next zone where one gives none, and the proof that n
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -33,10 +32,10 @@ from gpuctl.stacks.cloud import Cloud, cloud
 from gpuctl.stacks.failures import Failure, StackFailed
 from gpuctl.stacks.gcp import NOTICE_S
 from gpuctl.stacks.hosts import read_hosts
-from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir
+from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir, write_private
 from gpuctl.stacks.machines import MachineType, catalog
 from gpuctl.stacks.passphrase import private_folder
-from gpuctl.stacks.provider import Say, forget_nodes
+from gpuctl.stacks.provider import Say, agree_on_spec, forget_nodes
 from gpuctl.stacks.request import StackRequest
 
 HEARTBEAT_S = 1.0
@@ -220,18 +219,13 @@ def told(request: StackRequest, gpuctl: Package, terms: Terms) -> StackRequest:
         ),
         region=request.region,
         idle_minutes=terms.idle_minutes,
-        stall_minutes=terms.stall_minutes,
         notice_s=NOTICE_S if request.provider == "gcp" else 30.0,
     )
     return msgspec.structs.replace(request, user_data=user_data.render(spec))
 
 
 def note(request: StackRequest) -> None:
-    path = _note(request.cluster)
-    partial = path.with_suffix(".partial")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(request))
-    partial.replace(path)
+    write_private(_note(request.cluster), msgspec.json.encode(request))
 
 
 def noted(cluster: str) -> StackRequest:
@@ -286,10 +280,10 @@ def _kept(request: StackRequest, engine: Changes) -> str:
 
 def _agree(bucket: Bucket, asked: ClusterSpec) -> None:
     """The cluster's record as ``asked``, but for the secret that its nodes share already."""
-    if bucket.create(layout.CLUSTER, encode(asked)):
-        return
-    there = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
-    bucket.put(layout.CLUSTER, encode(msgspec.structs.replace(asked, token=there.token, created_at=there.created_at)))
+    there = agree_on_spec(bucket, asked, {})
+    if there is not asked:
+        renewed = msgspec.structs.replace(asked, token=there.token, created_at=there.created_at)
+        bucket.put(layout.CLUSTER, encode(renewed))
 
 
 def _cluster_spec(request: StackRequest, machine: MachineType, terms: Terms) -> ClusterSpec:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -31,7 +32,7 @@ from gpuctl.cluster.records import ClusterSpec, SshHost, decode, encode
 from gpuctl.stacks import package, ssh_config
 from gpuctl.stacks.hosts import is_name, read_hosts
 from gpuctl.stacks.known import KnownCluster, forget, remember
-from gpuctl.stacks.provider import Say, UpRequest, forget_nodes
+from gpuctl.stacks.provider import Say, UpRequest, agree_on_spec, forget_nodes
 from gpuctl.stacks.ssh_machine import Machine, Refused, Target, parse_target
 from gpuctl.stacks.ssh_watch import Watch
 
@@ -242,17 +243,9 @@ def _agree_on_spec(bucket: Bucket, request: UpRequest) -> None:
         token=secrets.token_hex(16),
         created_at=time.time(),
     )
-    if bucket.create(layout.CLUSTER, encode(asked)):
-        return
-    there = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
-    for what in ("name", "provider", "slots"):
-        old, new = getattr(there, what), getattr(asked, what)
-        if old != new:
-            raise BadInput(
-                f"cluster {there.name!r} exists with {what}={old}, not {new}",
-                "run `gpuctl down` first, or choose another name with --cluster",
-            )
-    bucket.put(layout.CLUSTER, encode(replace(there, nodes_min=asked.nodes_min, nodes_max=asked.nodes_max)))
+    there = agree_on_spec(bucket, asked, {what: attrgetter(what) for what in ("name", "provider", "slots")})
+    if there is not asked:
+        bucket.put(layout.CLUSTER, encode(replace(there, nodes_min=asked.nodes_min, nodes_max=asked.nodes_max)))
 
 
 @contextmanager

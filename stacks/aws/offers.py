@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpuctl.stacks.aws.account import Connect, connecting, understood, who
-from gpuctl.stacks.machines import Price, catalog
+from gpuctl.stacks.machines import Price, catalog, region_of
 
 _AT_ONCE = 8
 
@@ -48,7 +48,7 @@ def price_history(
     kind: str, zone: str, since: float, until: float, connect: Connect | None = None
 ) -> list[tuple[float, float]]:
     """See ``cloud.Cloud``. AWS remembers 90 days."""
-    ec2 = (connect or connecting())("ec2", zone.rstrip("abcdefghijklmnopqrstuvwxyz"))
+    ec2 = (connect or connecting())("ec2", region_of("aws", zone))
     with understood():
         pages = ec2.get_paginator("describe_spot_price_history").paginate(
             StartTime=datetime.fromtimestamp(since, UTC),
