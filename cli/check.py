@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from gpuctl.cli.options import Cluster, Output, text_option, wants_json
-from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, OnDemand, Region, Type, Zone, request_of
+from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, Region, Spot, Type, Zone, last_of, request_of, standing
 from gpuctl.cli.settings import load
 from gpuctl.cli.terminal import count, out, out_json
 from gpuctl.cluster.errors import BadInput, GpuctlError
@@ -23,7 +23,7 @@ def verb(
     gpus: Gpus = None,
     region: Region = None,
     zone: Zone = None,
-    on_demand: OnDemand = False,
+    spot: Spot = None,
     cluster: Cluster = None,
     output: Output = "text",
 ) -> None:
@@ -32,12 +32,13 @@ def verb(
     Credentials, region, machines in the zone, permissions and quota. Nothing is created. Exits 1 if one of them fails.
     """
     as_json = wants_json(output)
-    settings = load({"cluster": cluster, "provider": provider, "nodes": nodes})
+    settings = standing(load({"cluster": cluster, "provider": provider, "nodes": nodes}))
     name = settings.provider
     if name not in CLOUDS:
         raise BadInput(f"{name!r} is no cloud", f"add --provider, one of: {', '.join(CLOUDS)}")
     there = cloud(name)
-    request = request_of(settings, name, MachineFlags(machine_type, gpu, gpus, region, zone, on_demand))
+    machines = MachineFlags(machine_type, gpu, gpus, region, zone, spot)
+    request = request_of(settings, name, machines, last_of(settings))
     found = there.checks(request, catalog().type(request.type, name))
     if as_json:
         out_json({"type": request.type, "region": request.region, "checks": msgspec.to_builtins(found)})

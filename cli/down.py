@@ -95,10 +95,10 @@ def _take_away(access: Access, *, force: bool) -> list[str]:
 
         return provider(access.cluster.provider).down(access.cluster, say)
     from gpuctl.cli.renting import renting
-    from gpuctl.stacks.rented import noted
+    from gpuctl.stacks import last_up
 
     with renting() as rented:
-        return rented.down(noted(access.cluster.name), force=force)
+        return rented.down(last_up.of(access.cluster.name).request, force=force)
 
 
 def _tell_what_stays(store: Bucket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import time
 from collections.abc import Iterator
@@ -10,12 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from gpuctl import __version__
 from gpuctl.cli.options import parse_flag, text_option, whole_number
 from gpuctl.cli.settings import Settings
 from gpuctl.cli.terminal import out, say, table
 from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks import known, last_up
+from gpuctl.stacks.cloud import cloud
+from gpuctl.stacks.last_up import LastUp
 from gpuctl.stacks.machines import CloudName, MachineType, Price, catalog, region_of
 from gpuctl.stacks.offers import Wanted, cheapest, offers
 from gpuctl.stacks.request import StackRequest
@@ -24,8 +29,6 @@ if TYPE_CHECKING:
     from gpuctl.stacks.planning import Plan
 
 _USUAL_REGION = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
-_FIRST_ZONE = {"aws": "{}a", "gcp": "{}-a", "azure": ""}
-
 
 Type = Annotated[
     str | None, text_option("--type", metavar="NAME", about="Instance type (default: the cheapest that fits).")
@@ -34,7 +37,10 @@ Gpu = Annotated[str | None, text_option("--gpu", metavar="NAME", about="Such as 
 Gpus = Annotated[str | None, text_option("--gpus", metavar="N", about="GPUs of each machine, the same.")]
 Region = Annotated[str | None, text_option("--region", metavar="NAME", about="Such as us-east-1.")]
 Zone = Annotated[str | None, text_option("--zone", metavar="NAME", about="Such as us-east-1b.")]
-OnDemand = Annotated[bool, typer.Option("--on-demand", help="Machines that are not taken away, at full price.")]
+Spot = Annotated[
+    bool | None,
+    typer.Option("--spot/--on-demand", help="On demand: not taken away, at full price.", show_default="spot"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,11 @@ class MachineFlags:
     gpus: str | None = None
     region: str | None = None
     zone: str | None = None
-    on_demand: bool = False
+    spot: bool | None = None
     ssh_from: str | None = None
     ssh_key: str | None = None
     image: str | None = None
-    no_placement: bool = False
+    placement: bool | None = None
 
     def given(self) -> list[str]:
         """Their names."""
@@ -62,50 +68,82 @@ class MachineFlags:
         }
         named |= {
             "--zone": self.zone,
-            "--on-demand": self.on_demand,
+            "--spot": self.spot,
+            "--on-demand": self.spot is False,
             "--ssh-from": self.ssh_from,
             "--ssh-key": self.ssh_key,
             "--image": self.image,
-            "--no-placement": self.no_placement,
+            "--placement": self.placement,
+            "--no-placement": self.placement is False,
         }
         return [name for name, value in named.items() if value]
 
 
-def request_of(settings: Settings, provider: CloudName, flags: MachineFlags) -> StackRequest:
-    """Raises ``BadInput`` for what no cloud would take."""
-    machine, price = _machine(provider, flags)
+def standing(settings: Settings) -> Settings:
+    """A cluster that is there stays with its provider, and as large as it is, where nothing else is said."""
+    there = known.get(settings.cluster)
+    if there and settings.found["provider"].source == "default":
+        settings = dataclasses.replace(settings, provider=there.provider)
+    last = last_of(settings)
+    if last and settings.found["nodes"].source == "default":
+        settings = dataclasses.replace(settings, nodes=(last.request.nodes_min, last.request.nodes_max))
+    return settings
+
+
+def last_of(settings: Settings) -> LastUp | None:
+    """What this cluster was asked for last, if it was of the same cloud."""
+    found = last_up.find(settings.cluster)
+    return found if found and found.request.provider == settings.provider else None
+
+
+def request_of(settings: Settings, provider: CloudName, flags: MachineFlags, last: LastUp | None) -> StackRequest:
+    """What is not said is as it was. Raises ``BadInput`` for what no cloud would take."""
+    before = last.request if last else None
+    machine, price = _machine(provider, flags, before)
+    first_zone = cloud(provider).first_zone
     # Azure's zones are numbers, the same in every region.
-    told = region_of(provider, flags.zone) if flags.zone and provider != "azure" else None
-    region = flags.region or told or (price and price.region) or _USUAL_REGION[provider]
-    zone = flags.zone or _FIRST_ZONE[provider].format(region)
-    if provider != "azure" and not zone.startswith(region):
-        raise BadInput(f"zone {zone} is not in {region}", f"such as {_FIRST_ZONE[provider].format(region)}")
+    told = region_of(provider, flags.zone) if flags.zone and first_zone else None
+    region = flags.region or told or (before and before.region) or (price and price.region) or _USUAL_REGION[provider]
+    if flags.zone and first_zone and not flags.zone.startswith(region):
+        raise BadInput(f"zone {flags.zone} is not in {region}", f"such as {first_zone.format(region)}")
     fewest, most = settings.nodes
-    return StackRequest(
+    given = {
+        "spot": flags.spot,
+        "placement": flags.placement,
+        "ssh_from": flags.ssh_from,
+        "ssh_key": _public_key(flags.ssh_key, before),
+        "image": flags.image,
+        "bucket": settings.bucket,
+    }
+    usual = before or StackRequest(
         cluster=settings.cluster,
         provider=provider,
         type=machine.name,
         nodes_min=fewest,
         nodes_max=most,
         region=region,
-        zones=(zone,) if zone else (),
-        spot=not flags.on_demand,
-        ssh_from=flags.ssh_from or "",
-        ssh_key=_public_key(flags.ssh_key),
-        image=flags.image or "",
-        placement=not flags.no_placement,
-        bucket=settings.bucket or "",
         owner=getpass.getuser(),
-        version=__version__,
         created=time.strftime("%Y-%m-%d", time.gmtime()),
+    )
+    return replace(
+        usual,
+        type=machine.name,
+        nodes_min=fewest,
+        nodes_max=most,
+        region=region,
+        zones=(flags.zone,) if flags.zone else (),
+        version=__version__,
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 
-def _machine(provider: CloudName, flags: MachineFlags) -> tuple[MachineType, Price | None]:
+def _machine(provider: CloudName, flags: MachineFlags, before: StackRequest | None) -> tuple[MachineType, Price | None]:
+    if flags.type is None and before is not None and not (flags.gpu or flags.gpus):
+        return catalog().type(before.type, provider), None
     if flags.type is None:
         gpus = parse_flag("--gpus", flags.gpus, whole_number(1))
         wanted = Wanted(provider=provider, region=flags.region, gpu=flags.gpu, gpus=gpus)
-        offer = cheapest(wanted, spot=not flags.on_demand)
+        offer = cheapest(wanted, spot=flags.spot is not False)
         return offer.machine, offer.price
     if flags.gpu or flags.gpus:
         raise BadInput("--type names the machine already", "leave --gpu and --gpus out")
@@ -114,8 +152,10 @@ def _machine(provider: CloudName, flags: MachineFlags) -> tuple[MachineType, Pri
     return machine, next((price for price in known if price.region), None)
 
 
-def _public_key(path: str | None) -> str:
-    """The user's own, where none is named and there is one."""
+def _public_key(path: str | None, before: StackRequest | None) -> str | None:
+    """The user's own, where none is named and there is one. ``None``: as before."""
+    if path is None and before is not None:
+        return None
     usual = Path.home() / ".ssh" / "id_ed25519.pub"
     if path is None:
         return usual.read_text().strip() if usual.is_file() else ""

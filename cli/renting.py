@@ -10,22 +10,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from gpuctl.cli.options import parse_flag
-from gpuctl.cli.plan import MachineFlags, as_json, request_of, show
+from gpuctl.cli.plan import MachineFlags, as_json, last_of, request_of, show
 from gpuctl.cli.settings import Settings
 from gpuctl.cli.terminal import confirm, count, out_json, say, styled
 from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.stacks.last_up import LastUp, NodeTerms
 from gpuctl.stacks.machines import CloudName
 from gpuctl.stacks.request import StackRequest
 
 if TYPE_CHECKING:
     from gpuctl.stacks.engine import Progress
     from gpuctl.stacks.known import KnownCluster
-    from gpuctl.stacks.rented import Rented, Terms
+    from gpuctl.stacks.rented import Rented
 
 WAIT_MINUTES = 10.0
-IDLE_MINUTES = 15.0
-STALL_MINUTES = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,15 @@ class TermFlags:
     dry_run: bool = False
     as_json: bool = False
 
-    def stall(self) -> float:
-        """Minutes. Raises ``BadInput``."""
-        found = parse_flag("--stall-minutes", self.stall_minutes, minutes)
-        return STALL_MINUTES if found is None else found
+    def of_nodes(self, slots: int | None, last: LastUp | None = None) -> NodeTerms:
+        """What is not said is as it was. Raises ``BadInput``."""
+        told = {
+            "slots": slots,
+            "idle_minutes": parse_flag("--idle-minutes", self.idle_minutes, minutes),
+            "stall_minutes": parse_flag("--stall-minutes", self.stall_minutes, minutes),
+        }
+        said = {name: value for name, value in told.items() if value is not None}
+        return replace(last.terms if last else NodeTerms(), **said)
 
     def given(self) -> list[str]:
         """Their names, of those that only clouds know."""
@@ -72,21 +78,14 @@ def minutes(text: str) -> float:
 def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags: TermFlags) -> KnownCluster | None:
     """Plan, ask, make. ``None``: only the plan was wanted."""
     wait = parse_flag("--wait", flags.wait, minutes)
-    idle = parse_flag("--idle-minutes", flags.idle_minutes, minutes)
     if flags.as_json and not flags.dry_run:
         raise BadInput("-o json prints the plan", "add --dry-run")
     from gpuctl.stacks import package
-    from gpuctl.stacks.rented import Terms, told
+    from gpuctl.stacks.rented import told
 
-    terms = Terms(
-        zones=(),
-        wait_s=60 * (WAIT_MINUTES if wait is None else wait),
-        force=flags.force,
-        slots=settings.slots,
-        idle_minutes=IDLE_MINUTES if idle is None else idle,
-        stall_minutes=flags.stall(),
-    )
-    request = request_of(settings, provider, machines)
+    last = last_of(settings)
+    request = request_of(settings, provider, machines, last)
+    terms = flags.of_nodes(settings.slots, last)
     _plan(told(request, package.build().package, terms), flags)
     if flags.dry_run:
         return None
@@ -95,9 +94,9 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
     found_cli()  # before the question: without it, the answer is of no use
     _refuse_what_the_cloud_would(request)
     _ask(flags)
-    request, terms = _in_order(request, terms, chosen=bool(machines.zone))
     with renting() as rented:
-        return rented.up(request, terms)
+        wait_s = 60 * (WAIT_MINUTES if wait is None else wait)
+        return rented.up(request, terms, wait_s=wait_s, force=flags.force)
 
 
 @contextmanager
@@ -142,27 +141,6 @@ def _ask(flags: TermFlags) -> None:
         raise BadInput("this costs money, and there is nobody to ask", "add -y if it is wanted")
     if not confirm("Rent them?", unattended=False):
         raise GpuctlError("nothing was rented", "answer y, or add -y")
-
-
-def _in_order(request: StackRequest, terms: Terms, *, chosen: bool) -> tuple[StackRequest, Terms]:
-    """The zones to try. The one that the user chose is the only one."""
-    from msgspec.structs import replace as with_
-
-    from gpuctl.stacks.cloud import cloud
-
-    if chosen or not request.zones:
-        return request, terms
-    zones = cloud(request.provider).zones(request)
-    if not zones:
-        raise BadInput(f"there is no {request.type} in {request.region}", "take another --region or --type")
-    say(f"zones to try: {', '.join(zones)}")
-    return with_(request, zones=(zones[0],)), _with_zones(terms, tuple(zones[1:]))
-
-
-def _with_zones(terms: Terms, zones: tuple[str, ...]) -> Terms:
-    from dataclasses import replace
-
-    return replace(terms, zones=zones)
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

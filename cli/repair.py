@@ -10,8 +10,8 @@ from gpuctl.cli.access import reach
 from gpuctl.cli.options import Cluster, parse_flag, text_option
 from gpuctl.cli.renting import WAIT_MINUTES, minutes, renting
 from gpuctl.cli.terminal import out
-from gpuctl.cluster import jobs
 from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks import last_up
 from gpuctl.stacks.machines import CLOUDS
 
 
@@ -31,17 +31,7 @@ def verb(
     if access.cluster.provider not in CLOUDS:
         raise BadInput(f"{access.cluster.name} is no rented cluster", "`gpuctl up` mends it")
     given = parse_flag("--wait", wait, minutes)
-    from gpuctl.stacks.rented import Terms, noted
-
-    spec = jobs.cluster_spec(access.store)
-    terms = Terms(
-        zones=(),
-        wait_s=60 * (WAIT_MINUTES if given is None else given),
-        force=force,
-        slots=spec.slots,
-        idle_minutes=spec.idle_minutes,
-        stall_minutes=spec.stall_minutes,
-    )
+    last = last_up.of(access.cluster.name)
     with renting() as rented:
-        rented.repair(noted(access.cluster.name), terms)
+        rented.repair(last, wait_s=60 * (WAIT_MINUTES if given is None else given), force=force)
     out(f"cluster {access.cluster.name} is whole")

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from gpuctl.cli.options import Cluster, Output, text_option, wants_json
-from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, OnDemand, Region, Type, Zone
+from gpuctl.cli.plan import Gpu, Gpus, MachineFlags, Region, Spot, Type, Zone, standing
 from gpuctl.cli.renting import TermFlags, rent
-from gpuctl.cli.settings import load
+from gpuctl.cli.settings import Settings, load
 from gpuctl.cli.terminal import count, out, say
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.refusals import shown
+from gpuctl.stacks import known
 from gpuctl.stacks.known import KnownCluster
 from gpuctl.stacks.machines import CLOUDS
 
@@ -36,7 +37,7 @@ def verb(
     gpus: Gpus = None,
     region: Region = None,
     zone: Zone = None,
-    on_demand: OnDemand = False,
+    spot: Spot = None,
     ssh_from: Annotated[
         str | None, text_option("--ssh-from", metavar="NETWORK", about="Who may log in, such as 203.0.113.7/32.")
     ] = None,
@@ -47,9 +48,14 @@ def verb(
         str | None,
         text_option("--image", metavar="ID", about="Machine image (default: the cloud's own with a driver)."),
     ] = None,
-    no_placement: Annotated[
-        bool, typer.Option("--no-placement", help="Machines need not stand side by side: slower, and easier to get.")
-    ] = False,
+    placement: Annotated[
+        bool | None,
+        typer.Option(
+            "--placement/--no-placement",
+            help="Side by side, where they have a fabric; apart they are slower, and easier to get.",
+            show_default="side by side",
+        ),
+    ] = None,
     wait: Annotated[
         str | None, text_option("--wait", metavar="MINUTES", about="For machines, in each zone (default: 10).")
     ] = None,
@@ -71,18 +77,21 @@ def verb(
 ) -> None:
     """Make a cluster, or what is missing of it.
 
-    Repeat it to replace nodes that were lost. --dry-run needs no credentials.
+    Repeat it to replace nodes that were lost, or to change what the cluster is: what is not said stays as it was.
+    --dry-run needs no credentials.
     """
     as_json = wants_json(output)
     flags = {"cluster": cluster, "provider": provider, "nodes": nodes, "slots": slots, "bucket": bucket}
-    settings = load(flags | {"hosts": hosts})
+    settings = standing(load(flags | {"hosts": hosts}))
     if hosts is not None and settings.provider != "ssh":
         raise BadInput("--hosts is for machines of your own", "add --provider ssh")
     machines = MachineFlags(
-        machine_type, gpu, gpus, region, zone, on_demand, ssh_from, ssh_key, image=image, no_placement=no_placement
+        machine_type, gpu, gpus, region, zone, spot, ssh_from, ssh_key, image=image, placement=placement
     )
     terms = TermFlags(wait, idle_minutes, stall_minutes, yes=yes, force=force, dry_run=dry_run, as_json=as_json)
     if settings.provider in CLOUDS:
+        if not dry_run:
+            _refuse_two_of_a_name(settings)
         rented = rent(settings, settings.provider, machines, terms)
         if rented is not None:
             _tell(rented, settings.nodes)
@@ -92,6 +101,8 @@ def verb(
     from gpuctl.stacks.provider import UpRequest
     from gpuctl.stacks.provider import provider as provider_named
 
+    there = provider_named(settings.provider)
+    _refuse_two_of_a_name(settings)
     fewest, most = settings.size
     request = UpRequest(
         name=settings.cluster,
@@ -100,9 +111,19 @@ def verb(
         slots=settings.slots,
         bucket=settings.bucket,
         hosts=settings.hosts,
-        stall_minutes=terms.stall(),
+        stall_minutes=terms.of_nodes(settings.slots).stall_minutes,
     )
-    _tell(provider_named(settings.provider).up(request, say), settings.size)
+    _tell(there.up(request, say), settings.size)
+
+
+def _refuse_two_of_a_name(settings: Settings) -> None:
+    """The second would hide the first, which may cost money."""
+    there = known.get(settings.cluster)
+    if there and there.provider != settings.provider:
+        raise BadInput(
+            f"there is a cluster {there.name} already, of provider {there.provider}",
+            "choose another name with --cluster, or run `gpuctl down` first",
+        )
 
 
 def _tell(made: KnownCluster, nodes: tuple[int, int]) -> None:

@@ -45,6 +45,8 @@ class Cloud(ABC):
     name: CloudName
     user_data_bytes: int
     """Most that cloud-init may be given, as it is sent."""
+    first_zone: str = ""
+    """What one is called, with the region for ``{}``; empty: machines are given by region."""
 
     @abstractmethod
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
@@ -90,7 +92,7 @@ class Cloud(ABC):
         return found
 
     def zones(self, request: StackRequest) -> Sequence[str]:
-        """Of the request's region, those that have the type, the best first."""
+        """Of the request's region, those that have the type, the best first. Only of clouds with a ``first_zone``."""
         found: Sequence[str] = self._module("zones").zones(request)
         return found
 

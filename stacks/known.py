@@ -62,11 +62,17 @@ def known_clusters() -> list[KnownCluster]:
     return [decode(path.read_bytes(), KnownCluster, str(path)) for path in files]
 
 
+def get(name: str) -> KnownCluster | None:
+    """``None`` if there is none of that name."""
+    path = state_dir() / "clusters" / f"{name}.json"
+    return decode(path.read_bytes(), KnownCluster, str(path)) if path.exists() else None
+
+
 def find(name: str) -> KnownCluster:
     """Raises ``BadInput`` if there is none of that name."""
-    path = state_dir() / "clusters" / f"{name}.json"
-    if not path.exists():
+    found = get(name)
+    if found is None:
         others = ", ".join(c.name for c in known_clusters())
         hint = f"there are: {others} (choose with --cluster)" if others else "make one with `gpuctl up`"
         raise BadInput(f"there is no cluster named {name!r}", hint)
-    return decode(path.read_bytes(), KnownCluster, str(path))
+    return found

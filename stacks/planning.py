@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[Resource, ...]
     cost: Cost
     findings: tuple[Finding, ...]
-    unchecked: tuple[str, ...] = _UNCHECKED
+    unchecked: tuple[str, ...]
 
     def counts(self) -> dict[str, int]:
         """Resources by type, without the components that only group them, and without providers."""
@@ -89,10 +89,15 @@ def plan(request: StackRequest) -> Plan:
     machine = catalog().type(request.type, request.provider)
     price = price_of(request)
     there = cloud(request.provider)
+    somewhere, unchecked = request, list(_UNCHECKED)
+    if there.first_zone and not request.zones:
+        zone = there.first_zone.format(request.region)
+        somewhere = msgspec.structs.replace(request, zones=(zone,))
+        unchecked.append(f"which zone has them ({zone} stands for it)")
     return Plan(
         request=request,
         machine=machine,
-        resources=tuple(declared(request, machine)),
+        resources=tuple(declared(somewhere, machine)),
         cost=Cost(
             date=(price and ((request.spot and price.spot_date) or price.date)) or catalog().date,
             spot=None if price is None or price.spot is None else round(price.spot * request.nodes_max, 4),
@@ -102,6 +107,7 @@ def plan(request: StackRequest) -> Plan:
             extras={extra.what: extra.usd_per_hour for extra in there.extras(request, machine)},
         ),
         findings=tuple(findings(Draft(request, machine, price, there))),
+        unchecked=tuple(unchecked),
     )
 
 

@@ -40,8 +40,12 @@ def declare(request: StackRequest) -> None:
 
 
 def run(request: StackRequest, machine: MachineType) -> Mapping[str, object]:
-    """The cloud's program (see ``cloud.Cloud``). Raises ``BadInput`` if the cloud's packages are not installed."""
+    """The cloud's program (see ``cloud.Cloud``). Raises ``BadInput`` if no zone was chosen, and if the cloud's packages
+    are not installed."""
+    there = cloud(request.provider)
+    if there.first_zone and not request.zones:
+        raise BadInput(f"no zone of {request.region} is named", f"such as {there.first_zone.format(request.region)}")
     try:
-        return cloud(request.provider).program(request, machine)
+        return there.program(request, machine)
     except ModuleNotFoundError as error:
         raise needs(request.provider, error) from error

@@ -2,10 +2,6 @@
 
 ``engine`` changes what Pulumi declares; what is not Pulumi's is here: gpuctl in the bucket before the first machine,
 the number of machines, the next zone where one gives none, and the proof that nothing is left.
-
-::
-
-    <state>/pulumi/<cluster>/request.json    StackRequest of the last ``up``, for this user alone
 """
 
 from __future__ import annotations
@@ -14,8 +10,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -25,16 +19,16 @@ from gpuctl.bootstrap.node_spec import NodeSpec, Package, Promise
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
-from gpuctl.cluster.records import ClusterSpec, Promised, decode, encode
-from gpuctl.stacks import package, ssh_config
+from gpuctl.cluster.records import ClusterSpec, Promised, encode
+from gpuctl.stacks import known, last_up, package, ssh_config
 from gpuctl.stacks.arrivals import Arrivals, NoCapacity, Wanted
 from gpuctl.stacks.cloud import Cloud, cloud
 from gpuctl.stacks.failures import Failure, StackFailed
 from gpuctl.stacks.gcp import NOTICE_S
 from gpuctl.stacks.hosts import read_hosts
-from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir, write_private
+from gpuctl.stacks.known import KnownCluster
+from gpuctl.stacks.last_up import LastUp, NodeTerms
 from gpuctl.stacks.machines import MachineType, catalog
-from gpuctl.stacks.passphrase import private_folder
 from gpuctl.stacks.provider import Say, agree_on_spec, forget_nodes
 from gpuctl.stacks.request import StackRequest
 
@@ -57,20 +51,6 @@ class Changes(Protocol):
     def resources(self) -> tuple[str, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What ``gpuctl up`` was told besides what machines to rent."""
-
-    zones: tuple[str, ...]
-    """To try, in this order; the one in the request is not among them."""
-    wait_s: float
-    """For machines, in each zone."""
-    force: bool = False
-    slots: int | None = None
-    idle_minutes: float = 15.0
-    stall_minutes: float = 30.0
-
-
 class Rented:
     """Of one cloud."""
 
@@ -88,29 +68,28 @@ class Rented:
         self._pause = pause
         self._now = now
 
-    def up(self, request: StackRequest, terms: Terms) -> KnownCluster:
-        """Make the cluster, or what is missing of it, in the first zone that gives enough machines.
+    def up(self, request: StackRequest, terms: NodeTerms, *, wait_s: float, force: bool = False) -> KnownCluster:
+        """Make the cluster, or what is missing of it, in the first zone that gives enough machines within ``wait_s``.
 
-        A cluster whose machines run stays in its zone. Raises ``GpuctlError``; what is there then is known to the
-        stack, so that the next ``up`` goes on from it and ``down`` removes it.
+        A cluster whose machines run stays as it is but for their number: ``BadInput`` if it was asked to be elsewhere,
+        of another type or at another bucket. Raises ``GpuctlError``; what is there then is known to the stack, so that
+        the next ``up`` goes on from it and ``down`` removes it.
         """
         there = cloud(request.provider)
         request = msgspec.structs.replace(request, account=request.account or there.account(request.region))
         engine = self._engine(request.cluster)
-        zones = [request.zones, *((zone,) for zone in terms.zones)]
-        if (home := _zones_in_use(there, engine)) is not None:
-            zones = [home]
-        for number, zone in enumerate(zones):
-            here = msgspec.structs.replace(request, zones=zone)
+        places = self._places(request, there, engine)
+        for number, zones in enumerate(places):
+            here = msgspec.structs.replace(request, zones=zones)
             try:
-                return self._up_in(here, terms, there, engine)
+                return self._up_in(here, terms, there, engine, wait_s=wait_s, force=force)
             except NoCapacity as error:
-                if number + 1 == len(zones):
+                if number + 1 == len(places):
                     hint = "wait longer (--wait), name another --zone or --type, or --on-demand"
                     raise NoCapacity(error.message, hint) from error
                 self._say(f"{_place(here)}: {error.message}")
-                self._say(f"giving up {_place(here)}, next is {', '.join(zones[number + 1])}")
-                self._clear(here, engine, there, terms.force)
+                self._say(f"giving up {_place(here)}, next is {', '.join(places[number + 1])}")
+                self._clear(here, engine, there, force)
         raise AssertionError("no zone was tried")
 
     def down(self, request: StackRequest, *, force: bool = False) -> list[str]:
@@ -141,32 +120,47 @@ class Rented:
             _forget(request)
         return left
 
-    def repair(self, request: StackRequest, terms: Terms) -> KnownCluster:
+    def repair(self, last: LastUp, *, wait_s: float, force: bool = False) -> KnownCluster:
         """Have the cloud's own view in the state, then everything that is missing again, machines too."""
-        engine = self._engine(request.cluster)
-        engine.refresh(force=terms.force)
-        return self.up(request, terms)
+        self._engine(last.request.cluster).refresh(force=force)
+        return self.up(last.request, last.terms, wait_s=wait_s, force=force)
 
-    def _up_in(self, request: StackRequest, terms: Terms, there: Cloud, engine: Changes) -> KnownCluster:
+    def _places(self, request: StackRequest, there: Cloud, engine: Changes) -> list[tuple[str, ...]]:
+        """The zones to be tried, one after the other."""
+        home = _zones_in_use(there, engine)
+        if home is not None:
+            _stays_as_it_is(request, home)
+            return [home]
+        if request.zones or not there.first_zone:
+            return [request.zones]
+        zones = there.zones(request)
+        if not zones:
+            raise BadInput(f"there is no {request.type} in {request.region}", "take another --region or --type")
+        self._say(f"zones to try: {', '.join(zones)}")
+        return [(zone,) for zone in zones]
+
+    def _up_in(
+        self, request: StackRequest, terms: NodeTerms, there: Cloud, engine: Changes, *, wait_s: float, force: bool
+    ) -> KnownCluster:
         """In the one zone of ``request``."""
         machine = catalog().type(request.type, request.provider)
         built = package.build()
         url = request.bucket_url()
         request = msgspec.structs.replace(told(request, built.package, terms), bucket=_kept(request, engine))
-        known = KnownCluster(name=request.cluster, provider=request.provider, bucket=url, created_at=time.time())
-        note(request)
-        remember(known)
-        outputs = engine.up(request, force=terms.force)
+        made = KnownCluster(name=request.cluster, provider=request.provider, bucket=url, created_at=time.time())
+        last_up.remember(LastUp(request=request, terms=terms))
+        known.remember(made)
+        outputs = engine.up(request, force=force)
         bucket = self._opened(str(outputs["bucket"]))
         package.send(bucket, built)
         _agree(bucket, _cluster_spec(request, machine, terms))
         there.resize(outputs, request.nodes_max)
         self._say(f"{_place(request)}: asked for {request.nodes_max} x {request.type}")
-        wanted = Wanted(max(1, request.nodes_min), request.nodes_max, terms.wait_s)
+        wanted = Wanted(max(1, request.nodes_min), request.nodes_max, wait_s)
         arrivals = Arrivals(there, outputs, bucket, self._say, now=self._now, pause=self._pause)
         arrivals.wait(wanted)
         ssh_config.write(request.cluster, read_hosts(bucket))
-        return known
+        return made
 
     def _clear(self, request: StackRequest, engine: Changes, there: Cloud, force: bool) -> None:
         """No machine of a zone that was given up comes after all."""
@@ -203,7 +197,7 @@ class Rented:
             self._pause(2.0)
 
 
-def told(request: StackRequest, gpuctl: Package, terms: Terms) -> StackRequest:
+def told(request: StackRequest, gpuctl: Package, terms: NodeTerms) -> StackRequest:
     """``request`` with what its machines are told when they boot."""
     machine = catalog().type(request.type, request.provider)
     spec = NodeSpec(
@@ -224,28 +218,12 @@ def told(request: StackRequest, gpuctl: Package, terms: Terms) -> StackRequest:
     return msgspec.structs.replace(request, user_data=user_data.render(spec))
 
 
-def note(request: StackRequest) -> None:
-    write_private(_note(request.cluster), msgspec.json.encode(request))
-
-
-def noted(cluster: str) -> StackRequest:
-    """What ``up`` was asked for last. Raises ``BadInput`` if this user never asked for one of that name."""
-    path = _note(cluster)
-    if not path.exists():
-        raise BadInput(f"{cluster} was not made on this machine", "go to the one that its Pulumi state is on")
-    return decode(path.read_bytes(), StackRequest, str(path))
-
-
 def _forget(request: StackRequest) -> None:
     """Nothing of the cluster is left but its bucket, and there nothing but what jobs have left."""
     with contextlib.suppress(StoreError, StoreUnavailable):  # it may never have come to be
         forget_nodes(open_bucket(request.bucket_url()))
-    _note(request.cluster).unlink(missing_ok=True)
-    forget(request.cluster)
-
-
-def _note(cluster: str) -> Path:
-    return private_folder(state_dir() / "pulumi" / cluster) / "request.json"
+    last_up.forget(request.cluster)
+    known.forget(request.cluster)
 
 
 def _zones_in_use(there: Cloud, engine: Changes) -> tuple[str, ...] | None:
@@ -259,6 +237,23 @@ def _zones_in_use(there: Cloud, engine: Changes) -> tuple[str, ...] | None:
         raise
     except (GpuctlError, KeyError):  # half made: no group yet, or none any more
         return None
+
+
+def _stays_as_it_is(request: StackRequest, zones: tuple[str, ...]) -> None:
+    """What of a cluster with machines cannot change. Raises ``BadInput``."""
+    before = last_up.of(request.cluster).request
+    same = {
+        "machines of": (before.type, request.type),
+        "machines in": (before.region, request.region),
+        "machines in zone": (", ".join(zones), ", ".join(request.zones or zones)),
+        "its bucket at": (before.bucket_url(), request.bucket_url()),
+    }
+    for what, (is_so, asked) in same.items():
+        if is_so != asked:
+            raise BadInput(
+                f"{request.cluster} has {what} {is_so}, not {asked}",
+                "run `gpuctl down` first, or choose another name with --cluster",
+            )
 
 
 def _kept(request: StackRequest, engine: Changes) -> str:
@@ -286,7 +281,7 @@ def _agree(bucket: Bucket, asked: ClusterSpec) -> None:
         bucket.put(layout.CLUSTER, encode(renewed))
 
 
-def _cluster_spec(request: StackRequest, machine: MachineType, terms: Terms) -> ClusterSpec:
+def _cluster_spec(request: StackRequest, machine: MachineType, terms: NodeTerms) -> ClusterSpec:
     return ClusterSpec(
         name=request.cluster,
         provider=request.provider,

@@ -44,7 +44,8 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     region: str
     zones: tuple[str, ...] = ()
     """Where machines may be. One, unless somebody wants otherwise: traffic between zones costs money, and no fabric
-    crosses them. Azure names them 1, 2, 3, and has regions and sizes without any."""
+    crosses them. None: whichever has machines, to be chosen before AWS or Google is asked for any. Azure names them 1,
+    2, 3, and has regions and sizes without any."""
     account: str = ""
     """Account, project or subscription. Nothing is created in another one, if it is given; part of the bucket's name,
     which is the world's."""
@@ -79,8 +80,6 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             )
         if self.provider == "azure" and self.cluster.endswith("-kept"):
             raise BadInput(f"{self.cluster!r} is what gpuctl calls a bucket that stays", "use another name")
-        if not self.zones and self.provider != "azure":
-            raise BadInput(f"no zone of {self.region} is named", "such as --zone us-east-1a")
         if not 0 <= self.nodes_min <= self.nodes_max:
             raise BadInput(f"{self.nodes_min}:{self.nodes_max} is no number of nodes", "such as 2:4")
         if self.ssh_from:

@@ -16,6 +16,7 @@ PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
 class Aws(Cloud):
     name = "aws"
     user_data_bytes = 16_384
+    first_zone = "{}a"
 
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
         import pulumi

@@ -87,7 +87,7 @@ def _machines(request: StackRequest, ec2: Any) -> Check:
         return Check.fail(
             "machines", f"there is no {request.type} in {', '.join(missing)}; --zone {' or '.join(zones)} has it"
         )
-    return Check.ok("machines", f"{request.type} is sold in {', '.join(request.zones)}")
+    return Check.ok("machines", f"{request.type} is sold in {', '.join(request.zones or zones)}")
 
 
 # -- rights -----------------------------------------------------------------------------------------------------------

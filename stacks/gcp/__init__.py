@@ -33,6 +33,8 @@ class Gcp(Cloud):
     name = "gcp"
     user_data_bytes = 256 * 1024 * 3 // 4
     """A value of the metadata is text of up to 256 KB, so it is sent in base64."""
+    first_zone = "{}-b"
+    """Some regions, such as us-east1, have no a."""
 
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
         import pulumi

@@ -94,7 +94,7 @@ def _machines(request: StackRequest, machine: MachineType, account: Account) -> 
             f"there is no {machine.name} in {', '.join(missing)}; --zone {' or '.join(here)} has it",
             _GPU_PAGE,
         )
-    return Check.ok("machines", f"{machine.name} is sold in {', '.join(request.zones)}")
+    return Check.ok("machines", f"{machine.name} is sold in {', '.join(request.zones or here)}")
 
 
 def _permissions(account: Account) -> Check:

@@ -175,9 +175,9 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
 
 
 def _user_data(account: Account) -> str:
-    note = account.folder / "state" / "pulumi" / account.cluster / "request.json"
+    note = account.folder / "state" / "pulumi" / account.cluster / "up.json"
     assert note.stat().st_mode & 0o077 == 0
-    return str(msgspec.json.decode(note.read_bytes())["user_data"])
+    return str(msgspec.json.decode(note.read_bytes())["request"]["user_data"])
 
 
 def test_it_grows_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
@@ -239,6 +239,53 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(account: A
     assert "0 of 2 machines came within 0.01 minutes: We currently do not have sufficient capacity" in said
     assert "giving up us-east-1a, next is us-east-1b" in said and "us-east-1a is cleared" in said
     assert account.group()["AvailabilityZones"] == ["us-east-1b"]
+    account.run("down", "-y")
+
+
+def test_a_type_that_is_sold_in_some_zones_only_is_asked_for_there(account: Account, booting: Booting) -> None:
+    """moto sells it in b and c."""
+    booting(_all)
+    line = "machines: there is no p4de.24xlarge in us-east-1a; --zone us-east-1b or us-east-1c has it"
+    ask = ["--provider", "aws", "--type", "p4de.24xlarge", "--nodes", "1"]
+    assert f"error: {line}" in account.run("up", *ask, "-y", "--zone", "us-east-1a", code=2).stderr
+    checked = account.run("check", *ask).stdout
+    assert "ok       machines     p4de.24xlarge is sold in us-east-1b, us-east-1c\n" in checked
+    done = account.run("up", *ask, "-y")
+    assert done.stdout.startswith("1 x p4de.24xlarge (8 A100-80GB, spot) in us-east-1, aws\n")
+    assert "which zone has them (us-east-1a stands for it)" in done.stderr
+    assert account.group()["AvailabilityZones"] == ["us-east-1b"]
+    account.run("down", "-y")
+
+
+def test_what_is_not_said_again_stays_as_it_was(account: Account, booting: Booting) -> None:
+    booting(_all)
+    account.up("--zone", "us-east-1c", "--on-demand", "--idle-minutes", "60", nodes="1:2")
+    (first, second) = account.machines()
+    again = account.run("up", "-y", "--nodes", "1:3")
+    assert again.stdout.startswith(f"3 x {TYPE} (1 A10G, on demand) in us-east-1, aws\n")
+    assert "zones to try" not in again.stderr
+    assert {first, second} < set(account.machines()) and len(account.machines()) == 3
+    assert account.group()["AvailabilityZones"] == ["us-east-1c"]
+    spec = decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+    assert (spec.idle_minutes, spec.stall_minutes) == (60, 30)
+    account.run("up", "-y", "--stall-minutes", "5")
+    spec = decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+    assert (spec.idle_minutes, spec.stall_minutes, spec.nodes_min, spec.nodes_max) == (60, 5, 1, 3)
+
+    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    for said, line in {
+        ("--type", "g5.2xlarge"): f"has machines of {TYPE}, not g5.2xlarge",
+        ("--region", "us-west-2"): "has machines in us-east-1, not us-west-2",
+        ("--zone", "us-east-1a"): "has machines in zone us-east-1c, not us-east-1a",
+        ("--bucket", "s3://another/place"): "has its bucket at ",
+    }.items():
+        refused = account.run("up", "-y", *said, code=2).stderr.splitlines()[-1]
+        assert refused.startswith(f"error: {account.cluster} {line}") and refused.endswith(f"; {hint}"), refused
+    assert len(account.machines()) == 3
+    other = account.run("up", "--provider", "local", code=2).stderr
+    line = f"there is a cluster {account.cluster} already, of provider aws"
+    assert other == f"error: {line}; choose another name with --cluster, or run `gpuctl down` first\n"
+    assert account.known().provider == "aws"
     account.run("down", "-y")
 
 
@@ -373,8 +420,8 @@ def test_nothing_else_is_and_not_for_ever(
 def test_down_with_credentials_of_another_account_proves_nothing(account: Account, booting: Booting) -> None:
     booting(_all)
     account.up(nodes="1")
-    note = account.folder / "state" / "pulumi" / account.cluster / "request.json"
-    note.write_bytes(msgspec.json.encode({**msgspec.json.decode(note.read_bytes()), "account": "999999999999"}))
+    note = account.folder / "state" / "pulumi" / account.cluster / "up.json"
+    note.write_bytes(note.read_bytes().replace(b'"account":"123456789012"', b'"account":"999999999999"'))
     line = f"error: {account.cluster} is in account 999999999999, and these credentials are of 123456789012"
     assert account.run("down", "-y", code=2).stderr.startswith(line)
     assert account.machines()
