@@ -7,8 +7,14 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 from pulumi.runtime.proto import resource_pb2
 
+from tests.stacks import made_aws
 from tests.stacks.monitor import Monitor
-from tests.stacks.pulumi_cli import MAKERS, Events, State
+from tests.stacks.pulumi_cli import Events, State
+
+MAKERS = {**made_aws.MAKERS}
+"""By Pulumi token: makes it of its inputs, and tells what it has come to be, its ``id`` too."""
+UNMAKERS = {**made_aws.UNMAKERS}
+"""By Pulumi token: takes it away by its ``id``."""
 
 
 class Made(Monitor):

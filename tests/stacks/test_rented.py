@@ -9,14 +9,10 @@ instead), placement scores.
 from __future__ import annotations
 
 import http.client
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,13 +24,12 @@ import msgspec
 import pytest
 
 from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import Bucket, open_bucket
-from gpuctl.cluster.records import BootReport, ClusterSpec, NodeRecord, decode, encode
+from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.records import ClusterSpec, decode
 from gpuctl.stacks.failures import Failure, StackFailed
-from gpuctl.stacks.known import KnownCluster
 from gpuctl.stacks.rented import Rented
 from gpuctl.stacks.request import StackRequest
-from tests.stacks import pulumi_cli
+from tests.stacks.renting import Booting, User, machines_boot
 from tests.stacks.samples import asked
 from tests.stacks.test_aws_checks import quota, simulated
 from tests.stacks.test_aws_leaks import NOTHING
@@ -42,41 +37,18 @@ from tests.stacks.test_aws_leaks import NOTHING
 TYPE = "g5.xlarge"
 
 
-class Account:
-    """An AWS account on moto, and a user with gpuctl and a stand-in for Pulumi on PATH."""
+class Account(User):
+    """Of AWS, on moto."""
+
+    up_flags = ("--provider", "aws", "--type", TYPE)
 
     def __init__(self, folder: Path, endpoint: str, without: list[str], vcpus: list[int]) -> None:
-        self.folder = folder
+        super().__init__(folder, {"AWS_ENDPOINT_URL": endpoint})
         self.without = without
         """Zones that give no machines."""
         self.vcpus = vcpus
         """Quotas, the last one in force."""
-        self.cluster = f"c{uuid.uuid4().hex[:8]}"
-        # The installed command is beside the interpreter.
-        path = f"{pulumi_cli.install(folder / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.env = {
-            **os.environ,
-            "PATH": path,
-            "GPUCTL_STATE_DIR": str(folder / "state"),
-            "AWS_ENDPOINT_URL": endpoint,
-        }
         self.groups = boto3.client("autoscaling", region_name="us-east-1")
-
-    def run(self, *args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gpuctl.cli.main", *args, "--cluster", self.cluster]
-        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
-        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-        return done
-
-    def up(self, *more: str, code: int = 0, nodes: str = "2") -> subprocess.CompletedProcess[str]:
-        return self.run("up", "--provider", "aws", "--type", TYPE, "--nodes", nodes, "-y", *more, code=code)
-
-    def known(self) -> KnownCluster:
-        path = self.folder / "state" / "clusters" / f"{self.cluster}.json"
-        return decode(path.read_bytes(), KnownCluster, str(path))
-
-    def bucket(self) -> Bucket:
-        return open_bucket(self.known().bucket)
 
     def group(self) -> dict[str, Any]:
         """The cluster's own, by its tag."""
@@ -103,42 +75,9 @@ def account(aws_account: None, s3_endpoint: str, tmp_path: Path, monkeypatch: py
 
 
 @pytest.fixture
-def booting(account: Account) -> Iterator[Callable[[Callable[[str], bool]], None]]:
-    """Has every machine become a node, as soon as it is there, for which ``comes`` is true; the others fail to boot."""
-    over = threading.Event()
-    threads: list[threading.Thread] = []
-
-    def begin(comes: Callable[[str], bool]) -> None:
-        thread = threading.Thread(target=_boot, args=(account, comes, over), daemon=True)
-        thread.start()
-        threads.append(thread)
-
-    yield begin
-    over.set()
-    for thread in threads:
-        thread.join(30)
-
-
-def _boot(account: Account, comes: Callable[[str], bool], over: threading.Event) -> None:
-    told: set[str] = set()
-    while not over.wait(0.2):
-        try:
-            bucket, machines = account.bucket(), account.machines()
-            if bucket.get(layout.CLUSTER) is None:
-                continue
-        except Exception:  # noqa: BLE001 - nothing is there yet
-            continue
-        for name in set(machines) - told:
-            told.add(name)
-            if comes(name):
-                record = NodeRecord(node=name, incarnation="i", beat=1, address="10.0.0.1", port=1)
-                bucket.put(layout.node(name), encode(record))
-            else:
-                report = BootReport(node=name, state="failed", step="driver", reason="nvidia-smi finds no GPU")
-                bucket.put(layout.boot_report(name), encode(report))
-
-
-Booting = Callable[[Callable[[str], bool]], None]
+def booting(account: Account) -> Iterator[Booting]:
+    with machines_boot(account) as begin:
+        yield begin
 
 
 def _all(_name: str) -> bool:

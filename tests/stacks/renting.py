@@ -1,0 +1,96 @@
+"""A user of gpuctl with an account of some cloud on loopback: what the tests of ``up`` and ``down`` share. The test
+plays the machines: it says with a heartbeat that a machine has become a node.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.records import BootReport, NodeRecord, decode, encode
+from gpuctl.stacks.known import KnownCluster
+from tests.stacks import pulumi_cli
+
+
+class User(ABC):
+    """With gpuctl, and a stand-in for Pulumi on PATH."""
+
+    up_flags: tuple[str, ...]
+    """Of every ``up``: the provider, and a type."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        """``env``: where the cloud is, and with whose credentials."""
+        self.folder = folder
+        self.cluster = f"c{uuid.uuid4().hex[:8]}"
+        # The installed command is beside the interpreter.
+        path = f"{pulumi_cli.install(folder / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.env = {**os.environ, "PATH": path, "GPUCTL_STATE_DIR": str(folder / "state"), **env}
+
+    def run(self, *args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gpuctl.cli.main", *args, "--cluster", self.cluster]
+        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+        return done
+
+    def up(self, *more: str, code: int = 0, nodes: str = "2") -> subprocess.CompletedProcess[str]:
+        return self.run("up", *self.up_flags, "--nodes", nodes, "-y", *more, code=code)
+
+    def known(self) -> KnownCluster:
+        path = self.folder / "state" / "clusters" / f"{self.cluster}.json"
+        return decode(path.read_bytes(), KnownCluster, str(path))
+
+    def bucket(self) -> Bucket:
+        return open_bucket(self.known().bucket)
+
+    @abstractmethod
+    def machines(self) -> list[str]:
+        """Names of those that the cluster has."""
+
+
+Booting = Callable[[Callable[[str], bool]], None]
+"""Has every machine become a node, as soon as it is there, for which what it is given is true; the others fail to
+boot."""
+
+
+@contextmanager
+def machines_boot(user: User) -> Iterator[Booting]:
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def begin(comes: Callable[[str], bool]) -> None:
+        thread = threading.Thread(target=_boot, args=(user, comes, over), daemon=True)
+        thread.start()
+        threads.append(thread)
+
+    yield begin
+    over.set()
+    for thread in threads:
+        thread.join(30)
+
+
+def _boot(user: User, comes: Callable[[str], bool], over: threading.Event) -> None:
+    told: set[str] = set()
+    while not over.wait(0.2):
+        try:
+            bucket, machines = user.bucket(), user.machines()
+            if bucket.get(layout.CLUSTER) is None:
+                continue
+        except Exception:  # noqa: BLE001 - nothing is there yet
+            continue
+        for name in set(machines) - told:
+            told.add(name)
+            if comes(name):
+                record = NodeRecord(node=name, incarnation="i", beat=1, address="10.0.0.1", port=1)
+                bucket.put(layout.node(name), encode(record))
+            else:
+                report = BootReport(node=name, state="failed", step="driver", reason="nvidia-smi finds no GPU")
+                bucket.put(layout.boot_report(name), encode(report))
