@@ -47,6 +47,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     package: Package
     promise: Promise = Promise()
     region: str = ""
+    type: str = ""
+    """What gpuctl's catalog calls the machine, GPUs that are hung on it included; empty: what the cloud calls it."""
     node: str = ""
     """Empty: what the machine calls itself (its instance id)."""
     address: str = ""

@@ -212,6 +212,7 @@ def told(request: StackRequest, gpuctl: Package, terms: NodeTerms) -> StackReque
             fabric_cards=machine.fabric_cards,
         ),
         region=request.region,
+        type=machine.name,
         idle_minutes=terms.idle_minutes,
         notice_s=NOTICE_S if request.provider == "gcp" else 30.0,
     )

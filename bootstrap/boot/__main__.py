@@ -51,7 +51,7 @@ def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callabl
     """Until the machine is a node, and the bucket knows; or has failed, and is gone. Raises ``OSError`` if the machine
     cannot find out who it is: whoever started this tries again."""
     instance = metadata.instance()
-    instance = replace(instance, address=spec["address"] or instance.address)
+    instance = replace(instance, address=spec["address"] or instance.address, type=spec["type"] or instance.type)
     node = spec["node"] or instance.id
     store = open_store(spec["bucket"], {"AWS_REGION": spec["region"], **os.environ, **spec["env"]}, metadata)
     reporter = Reporter(root, node, instance, store)

@@ -47,7 +47,7 @@ def test_a_bare_machine_becomes_a_node(tmp_path: Path, service: Service) -> None
     machine.boot()
     report = decode((machine.bucket / f"boot/{NODE}.json").read_bytes(), BootReport, "the report")
     assert (report.node, report.state, report.reason) == (NODE, "ready", ""), machine.log()
-    assert (report.address, report.user) == ("127.0.0.1", "ubuntu")
+    assert (report.address, report.user, report.type) == ("127.0.0.1", "ubuntu", "p4d.24xlarge")
     assert report.host_keys == ("ssh-ed25519 AAAA",)
     assert machine.calls()[-1] == "systemctl start gpuctl-agent.service"
     told = json.loads((machine.root / "var/lib/gpuctl/node/identity.json").read_text())
@@ -119,6 +119,13 @@ def test_a_machine_that_somebody_else_takes_away_already_is_not_taken_twice(make
         machine.boot()
     assert seen == []
     assert (machine.root / "run/gpuctl/leaving").read_text() == "idle for 15 minutes"
+
+
+def test_a_machine_goes_by_the_name_that_its_price_is_known_by(make: Callable[..., BareMachine]) -> None:
+    """Google's metadata says ``n1-standard-8``, whatever GPUs are hung on it."""
+    machine = make(type="n1-standard-8+t4x1")
+    machine.boot()
+    assert machine.report()["type"] == "n1-standard-8+t4x1"
 
 
 def test_a_machine_of_ones_own_that_fails_stays(make: Callable[..., BareMachine]) -> None:
