@@ -4,6 +4,7 @@ were called. So the steps themselves run, as root or not, and the machine that r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -215,11 +216,14 @@ class BareMachine:
 
 def lose_power(process: subprocess.Popen[str]) -> None:
     """Of all that ``process`` has started too."""
-    whole = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    whole = [psutil.Process(process.pid)]
+    for one in whole:  # which grows; one that is stopped starts no more, and does not see another one's end
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(signal.SIGSTOP)
+            whole += one.children()
     for one in whole:
-        one.send_signal(signal.SIGSTOP)  # so that none sees another one's end
-    for one in whole:
-        one.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
     process.communicate(timeout=_PATIENCE_S)
     psutil.wait_procs(whole, timeout=_PATIENCE_S)
 
