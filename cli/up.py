@@ -22,7 +22,9 @@ def verb(
     nodes: Annotated[
         str | None, text_option("--nodes", "-n", metavar="N|MIN:MAX", about="How many; 2:4 goes on with 2 of 4.")
     ] = None,
-    provider: Annotated[str | None, text_option("--provider", metavar="NAME", about="Where (default: local).")] = None,
+    provider: Annotated[
+        str | None, text_option("--provider", metavar="NAME", about="Where (default: where it is, else local).")
+    ] = None,
     hosts: Annotated[
         str | None, text_option("--hosts", metavar="A,B,C", about="Provider ssh: the machines, as [USER@]HOST[:PORT].")
     ] = None,
