@@ -32,8 +32,6 @@ from gpuctl.stacks.machines import MachineType, catalog
 from gpuctl.stacks.provider import Say, agree_on_spec, forget_nodes
 from gpuctl.stacks.request import StackRequest
 
-HEARTBEAT_S = 1.0
-LEASE_S = 6.0
 _LATE_S = (10.0, 20.0, 40.0, 80.0, 160.0)
 """Between tries to destroy: a placement group goes after its machines have, a network after its cards have."""
 _BUCKET_S = 600.0
@@ -289,8 +287,6 @@ def _cluster_spec(request: StackRequest, machine: MachineType, terms: NodeTerms)
         nodes_min=request.nodes_min,
         nodes_max=request.nodes_max,
         slots=terms.slots or machine.gpus or None,
-        heartbeat_s=HEARTBEAT_S,
-        lease_s=LEASE_S,
         idle_minutes=terms.idle_minutes,
         stall_minutes=terms.stall_minutes,
         promised=Promised(network_gbps=machine.network_gbps, fabric=machine.fabric, fabric_cards=machine.fabric_cards),
