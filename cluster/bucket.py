@@ -224,7 +224,7 @@ class Bucket:
         return open_bucket(url, patience_s=self._patience_s, timeout_s=self._timeout_s)
 
 
-_ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT")
+_ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 """Variables that obstore takes an endpoint from."""
 
 
