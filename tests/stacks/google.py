@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,6 +45,8 @@ class Google:
     endpoint: str
     answers: dict[str, Any] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
+    held: Callable[[Asked], tuple[int, Any] | None] = lambda _: None
+    """Is asked first, and tells nothing of what it does not hold (see ``google_held``)."""
 
     def put(self, what: str, answer: Any) -> None:
         """At a path of Compute Engine, such as ``zones/us-central1-a/…``, or at one that begins with a ``/``."""
@@ -62,6 +64,8 @@ class Google:
     def answer(self, one: Asked) -> tuple[int, Any]:
         if one.path == "/token":
             return _status(self.answers.get("POST /token", {"access_token": "t", "expires_in": 3600}))
+        if (told := self.held(one)) is not None:
+            return told
         answer = self.answers.get(f"{one.method} {one.path}")
         if answer is None:
             return refusal(404, f"The resource '{one.path.removeprefix('/compute/v1/')}' was not found", "notFound")
@@ -126,7 +130,7 @@ def serving() -> Iterator[Google]:
             self.end_headers()
             self.wfile.write(told)
 
-        do_GET = do_POST = exchange  # noqa: N815 - the library's names
+        do_GET = do_POST = do_DELETE = exchange  # noqa: N815 - the library's names
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Exchange)
     server.daemon_threads = True

@@ -7,13 +7,13 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 from pulumi.runtime.proto import resource_pb2
 
-from tests.stacks import made_aws
+from tests.stacks import made_aws, made_gcp
 from tests.stacks.monitor import Monitor
 from tests.stacks.pulumi_cli import Events, State
 
-MAKERS = {**made_aws.MAKERS}
+MAKERS = {**made_aws.MAKERS, **made_gcp.MAKERS}
 """By Pulumi token: makes it of its inputs, and tells what it has come to be, its ``id`` too."""
-UNMAKERS = {**made_aws.UNMAKERS}
+UNMAKERS = {**made_aws.UNMAKERS, **made_gcp.UNMAKERS}
 """By Pulumi token: takes it away by its ``id``."""
 
 
@@ -26,11 +26,11 @@ class Made(Monitor):
         self.events = events
 
     def RegisterResource(self, request: Any, context: Any) -> Any:  # noqa: N802 (Pulumi's name)
+        inputs = MessageToDict(request.object)  # before the answer: it is written over them
         answer = super().RegisterResource(request, context)
         kind, name = request.type, request.name
         if not request.custom or kind.startswith("pulumi:"):
             return answer
-        inputs = MessageToDict(request.object)
         known = self.state.find(kind, name)
         if known is None:
             self.events.step("resourcePreEvent", "create", kind, name)

@@ -1,0 +1,129 @@
+"""What ``pulumi_cli`` makes in a project of Google Cloud on loopback (``google_held``): as much as the rest of gpuctl
+asks for there, by the requests that Pulumi's provider would send."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from tests.stacks.google import PROJECT, URL
+from tests.stores import gcs
+
+Record = dict[str, Any]
+
+_OF_ALL = f"projects/{PROJECT}"
+_COMPUTE = "/compute/v1"
+
+
+class Refused(Exception):
+    """In the words of Google's Go client."""
+
+
+def _ask(method: str, path: str, body: Record | None = None) -> Record:
+    """All services are one server here."""
+    url = f"{os.environ['CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE']}{path}"
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=30) as answer:
+            return dict(json.load(answer))
+    except urllib.error.HTTPError as error:
+        raise Refused(f"googleapi: Error {error.code}: {json.load(error)['error']['message']}") from error
+
+
+def _bucket(inputs: Record) -> Record:
+    gcs.create(os.environ["GOOGLE_BASE_URL"], inputs["name"])
+    return {"id": inputs["name"], "name": inputs["name"]}
+
+
+def _of_compute(
+    collection: str, place: str, body: Callable[[Record], Record] = lambda inputs: inputs
+) -> Callable[[Record], Record]:
+    """``place``: such as ``zones/{zone}``."""
+
+    def make(inputs: Record) -> Record:
+        where = f"{_OF_ALL}/{place.format(**inputs)}/{collection}"
+        name = inputs.get("name") or f"{inputs['namePrefix']}{os.urandom(4).hex()}"
+        _ask("POST", f"{_COMPUTE}/{where}", {**body(inputs), "name": name})
+        id_ = f"{where}/{name}"
+        return {"id": id_, "name": name, "selfLink": f"{URL.removesuffix(_OF_ALL)}{id_}"}
+
+    return make
+
+
+def _template(inputs: Record) -> Record:
+    same = ("labels", "machineType", "networkInterfaces", "scheduling")
+    return {"properties": {key: inputs[key] for key in same}}
+
+
+def _service_account(inputs: Record) -> Record:
+    shown = {"displayName": inputs["displayName"]}
+    email = _ask("POST", f"/v1/{_OF_ALL}/serviceAccounts", {"accountId": inputs["accountId"], "serviceAccount": shown})[
+        "response"
+    ]["email"]
+    return {"id": f"{_OF_ALL}/serviceAccounts/{email}", "email": email}
+
+
+def _role(inputs: Record) -> Record:
+    """As Terraform's provider does: one that was deleted is brought back."""
+    name = f"{_OF_ALL}/roles/{inputs['roleId']}"
+    try:
+        _ask("POST", f"/v1/{_OF_ALL}/roles", {"roleId": inputs["roleId"], "role": {"title": inputs["title"]}})
+    except Refused as refused:
+        if "deleted state" not in str(refused):
+            raise
+        _ask("POST", f"/v1/{name}:undelete", {})
+    return {"id": name, "name": name}
+
+
+def _tag(kind: str) -> Callable[[Record], Record]:
+    def make(inputs: Record) -> Record:
+        return {"id": _ask("POST", f"/v3/{kind}", inputs)["id"], "name": inputs["shortName"]}
+
+    return make
+
+
+def _member(inputs: Record) -> Record:
+    policy = _policy()
+    policy["bindings"].append({"role": inputs["role"], "members": [inputs["member"]], "condition": inputs["condition"]})
+    _ask("POST", f"/v1/{_OF_ALL}:setIamPolicy", {"policy": policy})
+    return {"id": f"{inputs['role']} {inputs['member']}"}
+
+
+def _no_member(id_: str) -> None:
+    role, _, member = id_.partition(" ")
+    policy = _policy()
+    policy["bindings"] = [one for one in policy["bindings"] if (one["role"], one["members"]) != (role, [member])]
+    _ask("POST", f"/v1/{_OF_ALL}:setIamPolicy", {"policy": policy})
+
+
+def _policy() -> Record:
+    return _ask("POST", f"/v1/{_OF_ALL}:getIamPolicy", {})
+
+
+MAKERS: dict[str, Callable[[Record], Record]] = {
+    "gcp:storage/bucket:Bucket": _bucket,
+    "gcp:compute/network:Network": _of_compute("networks", "global"),
+    "gcp:compute/subnetwork:Subnetwork": _of_compute("subnetworks", "regions/{region}"),
+    "gcp:compute/firewall:Firewall": _of_compute("firewalls", "global"),
+    "gcp:compute/resourcePolicy:ResourcePolicy": _of_compute("resourcePolicies", "regions/{region}"),
+    "gcp:compute/instanceTemplate:InstanceTemplate": _of_compute("instanceTemplates", "global", _template),
+    "gcp:compute/instanceGroupManager:InstanceGroupManager": _of_compute("instanceGroupManagers", "zones/{zone}"),
+    "gcp:serviceaccount/account:Account": _service_account,
+    "gcp:projects/iAMCustomRole:IAMCustomRole": _role,
+    "gcp:projects/iAMMember:IAMMember": _member,
+    "gcp:tags/tagKey:TagKey": _tag("tagKeys"),
+    "gcp:tags/tagValue:TagValue": _tag("tagValues"),
+}
+UNMAKERS: dict[str, Callable[[str], object]] = {
+    **{kind: lambda id_: _ask("DELETE", f"{_COMPUTE}/{id_}") for kind in MAKERS if kind.startswith("gcp:compute/")},
+    **{
+        kind: lambda id_: _ask("DELETE", f"/v1/{id_}")
+        for kind in ("gcp:serviceaccount/account:Account", "gcp:projects/iAMCustomRole:IAMCustomRole")
+    },
+    **{kind: lambda id_: _ask("DELETE", f"/v3/{id_}") for kind in MAKERS if kind.startswith("gcp:tags/")},
+    "gcp:projects/iAMMember:IAMMember": _no_member,
+}

@@ -1,0 +1,203 @@
+"""``up``, ``repair``, ``down`` and ``leaks`` of a cluster on Google Cloud by the real command line: the real engine and
+program, with a program that stands in for Pulumi's CLI (``pulumi_cli``), a project on loopback that holds what is made
+in it (``google_held``), and our own server for its bucket. The test plays the machines.
+
+What the project cannot do: change or replace a thing that is there, and wait for anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.records import ClusterSpec, decode
+from tests.stacks.google import PROJECT, URL, Google
+from tests.stacks.google_held import OF_ALL, Held
+from tests.stacks.renting import Booting, User, machines_boot
+
+TYPE = "a2-highgpu-1g"
+REGION, FIRST, SECOND = "us-central1", "us-central1-a", "us-central1-b"
+
+
+class Owner(User):
+    """Of a project that sells the type in two zones of a region, and has a quota of GPUs there."""
+
+    up_flags = ("--provider", "gcp", "--type", TYPE)
+
+    def __init__(self, folder: Path, google: Google) -> None:
+        super().__init__(folder, {})
+        self.gpus = 8.0
+        """The quota of A100s as spot."""
+        self.held = Held(google)
+        sold = [{"name": TYPE}, {"name": "a2-highgpu-2g"}]
+        google.put_everywhere("machineTypes", {f"zones/{FIRST}": sold, f"zones/{SECOND}": sold})
+        google.put_everywhere("acceleratorTypes", {})
+        google.put(f"/compute/v1/{OF_ALL}", {"name": PROJECT, "quotas": []})
+        google.put(f"regions/{REGION}", self._region)
+
+    def machines(self) -> list[str]:
+        return [str(one["name"]) for one in self.held.of("instances")]
+
+    def group(self) -> str:
+        (group,) = [id_ for id_ in self.held.things if "/instanceGroupManagers/" in id_]
+        return group
+
+    def zone(self) -> str:
+        return self.group().split("/")[3]
+
+    def spec(self) -> ClusterSpec:
+        return decode(self.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+
+    def _region(self, _: Any) -> dict[str, Any]:
+        quota = {"limit": self.gpus, "usage": float(len(self.machines()))}
+        quotas = [{"metric": f"{kind}NVIDIA_A100_GPUS", **quota} for kind in ("", "PREEMPTIBLE_")]
+        zones = [f"{URL}/zones/{zone}" for zone in (FIRST, SECOND)]
+        return {"name": REGION, "status": "UP", "zones": zones, "quotas": quotas}
+
+
+@pytest.fixture
+def owner(project: Google, gcs_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Owner:
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("GOOGLE_BASE_URL", gcs_endpoint)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "test")
+    return Owner(tmp_path, project)
+
+
+@pytest.fixture
+def booting(owner: Owner) -> Iterator[Booting]:
+    with machines_boot(owner) as begin:
+        yield begin
+
+
+def _all(_name: str) -> bool:
+    return True
+
+
+def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(
+    owner: Owner, booting: Booting
+) -> None:
+    booting(_all)
+    done = owner.up()
+    assert f"cluster {owner.cluster} is up: 2 nodes (gcp)" in done.stdout
+    assert (owner.zone(), len(owner.machines())) == (FIRST, 2)
+    assert all(f"{name} is live" in done.stderr for name in owner.machines())
+    assert owner.run("status").stdout.count(" live ") == 2
+    bucket, spec = owner.bucket(), owner.spec()
+    assert (spec.name, spec.provider, spec.nodes_max, spec.slots) == (owner.cluster, "gcp", 2, 1)
+    (wheel,) = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
+    assert wheel in _user_data(owner), "the machines are told of another wheel than the one that is there"
+    there = owner.run("leaks", "--provider", "gcp", code=1).stdout
+    assert all(f" {kind} " in there for kind in ("instance", "disk", "network", "role binding", "tag value"))
+
+    bucket.put("jobs/a-1/checkpoints/part", b"kept")
+    assert owner.run("down", "-y").stdout.splitlines()[0] == f"cluster {owner.cluster} is down"
+    done = owner.run("leaks", "--provider", "gcp")
+    assert (done.stdout, done.stderr) == ("", "nothing is left in europe-west4, us-central1\n")
+    assert [one for one in owner.held.things.values() if not one.get("deleted")] == []
+    assert owner.held.policy["bindings"] == []
+    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
+    assert owner.run("status", code=2).stderr.startswith(f"error: there is no cluster named '{owner.cluster}'")
+
+
+def _user_data(owner: Owner) -> str:
+    note = owner.folder / "state" / "pulumi" / owner.cluster / "up.json"
+    return str(msgspec.json.decode(note.read_bytes())["request"]["user_data"])
+
+
+def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
+    owner: Owner, booting: Booting
+) -> None:
+    booting(_all)
+    owner.gpus = 3.0
+    owner.up(nodes="1")
+    (first,) = owner.machines()
+    token = owner.spec().token
+    owner.up(nodes="1:3")
+    assert len(owner.machines()) == 3 and first in owner.machines()
+    assert owner.spec().token == token
+
+    owner.held.resize(owner.group(), 1)
+    assert owner.run("repair").stdout == f"cluster {owner.cluster} is whole\n"
+    assert len(owner.machines()) == 3
+    owner.up(nodes="2")
+    assert len(owner.machines()) == 2
+
+    url = owner.known().bucket
+    owner.run("down", "-y")
+    owner.up(nodes="1")
+    assert owner.known().bucket == url
+    owner.run("down", "-y", "--delete-checkpoints", owner.cluster)
+    assert open_bucket(url).list("") == []
+
+
+def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Owner, booting: Booting) -> None:
+    booting(_all)
+    owner.held.without.append(FIRST)
+    said = owner.up("--wait", "0.01").stderr
+    assert f"zones to try: {FIRST}, {SECOND}" in said
+    assert f"{FIRST}: 0 of 2 machines came within 0.01 minutes: no capacity for {TYPE} in {FIRST}" in said
+    assert f"giving up {FIRST}, next is {SECOND}" in said and f"{FIRST} is cleared" in said
+    assert (owner.zone(), len(owner.machines())) == (SECOND, 2)
+    owner.run("down", "-y")
+
+    owner.held.without.append(SECOND)
+    refused = owner.up("--wait", "0.01", code=1).stderr.splitlines()[-1]
+    assert refused == (
+        f"error: 0 of 2 machines came within 0.01 minutes: no capacity for {TYPE} in {SECOND}; "
+        "wait longer (--wait), name another --zone or --type, or --on-demand"
+    )
+    owner.run("down", "-y")
+    assert owner.run("leaks", "--provider", "gcp").stdout == ""
+
+
+def test_what_pulumi_does_not_know_of_is_found_by_its_label_and_fails_down(owner: Owner, booting: Booting) -> None:
+    booting(_all)
+    owner.up(nodes="1")
+    disk = f"{OF_ALL}/zones/{SECOND}/disks/scratch"
+    labels = {"gpuctl-cluster": owner.cluster}
+    owner.held.add(disk, {"sizeGb": "730", "type": f"{URL}/zones/{SECOND}/diskTypes/pd-balanced", "labels": labels})
+    done = owner.run("down", "-y", code=1)
+    assert done.stdout == "left: disk scratch in us-central1, $0.1/h\n"
+    assert done.stderr.splitlines()[-1] == "error: 1 thing could not be taken away; run `gpuctl down` again"
+    del owner.held.things[disk]
+    again = owner.run("down", "-y")
+    assert f"there is no stack of {owner.cluster}" in again.stderr
+    assert again.stdout.splitlines()[0] == f"cluster {owner.cluster} is down"
+
+
+def test_what_the_project_may_not_have_is_not_begun(owner: Owner) -> None:
+    owner.gpus = 0.0
+    done = owner.up(code=2)
+    assert re.search(r"^error: quota: NVIDIA_A100_GPUS in us-central1 is 0; see https://", done.stderr, re.M)
+    assert done.stderr.splitlines()[-1].startswith("error: gcp would not give these machines; ")
+    assert not owner.held.things
+    assert not (owner.folder / "state" / "pulumi").exists()
+
+
+def test_what_is_not_said_again_stays_as_it_was(owner: Owner, booting: Booting) -> None:
+    booting(_all)
+    owner.up("--zone", SECOND, "--on-demand", "--idle-minutes", "60", nodes="1:2")
+    two = set(owner.machines())
+    again = owner.run("up", "-y", "--nodes", "1:3")
+    assert again.stdout.startswith(f"3 x {TYPE} (1 A100-40GB, on demand) in {REGION}, gcp\n")
+    assert "zones to try" not in again.stderr
+    assert (owner.zone(), len(owner.machines())) == (SECOND, 3) and two < set(owner.machines())
+    assert (owner.spec().idle_minutes, owner.spec().nodes_min, owner.spec().nodes_max) == (60, 1, 3)
+
+    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    for said, line in {
+        ("--type", "a2-highgpu-2g"): f"has machines of {TYPE}, not a2-highgpu-2g",
+        ("--zone", FIRST): f"has machines in zone {SECOND}, not {FIRST}",
+        ("--bucket", "gs://another/place"): "has its bucket at ",
+    }.items():
+        refused = owner.run("up", "-y", *said, code=2).stderr.splitlines()[-1]
+        assert refused.startswith(f"error: {owner.cluster} {line}") and refused.endswith(f"; {hint}"), refused
+    assert len(owner.machines()) == 3
+    owner.run("down", "-y")
