@@ -2,7 +2,8 @@
 gives (learn.microsoft.com/rest/api). Real clients read them, over real connections.
 
 It pages every list after two things, as Azure pages them after many; knows its token; and complains of a path that
-nobody has recorded, so that a call which a test did not think of is no silent "nothing there".
+nobody has recorded, so that a call which a test did not think of is no silent "nothing there". What changes while it is
+looked at is somebody else's (``azure_cloud``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -61,6 +62,8 @@ class Api:
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     by_method: dict[str, Refusal] = field(default_factory=dict)
     """Status and body for a method, such as ``PATCH``, whatever there is at the path."""
+    live: Callable[[str, str, Any], Any] = lambda *_: None
+    """Answers what is not recorded, by method, path with query, and body; ``None``: it does not either."""
 
     def account(self, token: str = TOKEN) -> Account:
         return connecting(SUBSCRIPTION, Static(token), self.url)
@@ -83,9 +86,10 @@ class Static:
 
 
 @contextmanager
-def serving(answers: Mapping[str, Any]) -> Iterator[Api]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    api = Api(f"http://127.0.0.1:{server.server_port}", {path.lower(): body for path, body in answers.items()})
+def serving(answers: Mapping[str, Any], live: Callable[[str, str, Any], Any] = lambda *_: None) -> Iterator[Api]:
+    server = _Server(("127.0.0.1", 0), _Handler)
+    recorded_ones = {path.lower(): body for path, body in answers.items()}
+    api = Api(f"http://127.0.0.1:{server.server_port}", recorded_ones, live=live)
     server.api = api  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -97,19 +101,28 @@ def serving(answers: Mapping[str, Any]) -> Iterator[Api]:
         server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64  # a scan asks for many things at once
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         self._reply(None)
 
+    def do_DELETE(self) -> None:
+        self._reply(None)
+
     def do_PATCH(self) -> None:
         self._reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    do_PUT = do_PATCH  # noqa: N815
 
     def _reply(self, sent: Any) -> None:
         api: Api = self.server.api  # type: ignore[attr-defined]
         api.asked.append((self.command, self.path, sent))
-        status, body = self._answer(api)
+        status, body = self._answer(api, sent)
         text = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/html" if isinstance(body, str) else "application/json; charset=utf-8")
@@ -117,13 +130,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def _answer(self, api: Api) -> tuple[int, Any]:
+    def _answer(self, api: Api, sent: Any) -> tuple[int, Any]:
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             return 401, refusal("InvalidAuthenticationToken", "The access token is invalid.")[1]
         url = urlsplit(self.path)
         path = url.path.lower()
         below = path.removeprefix(f"/subscriptions/{SUBSCRIPTION}").lstrip("/")
         answer: Any = api.by_method.get(self.command) or api.answers.get(below, api.answers.get(path))
+        if answer is None:
+            answer = api.live(self.command, self.path, sent)
         if answer is None:
             return 400, refusal("NotRecorded", f"nobody has recorded {self.command} {url.path}")[1]
         if isinstance(answer, list) and answer[:1] and isinstance(answer[0], int):

@@ -7,14 +7,18 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 from pulumi.runtime.proto import resource_pb2
 
-from tests.stacks import made_aws, made_gcp
+from tests.stacks import made_aws, made_azure, made_gcp
 from tests.stacks.monitor import Monitor
 from tests.stacks.pulumi_cli import Events, State
 
-MAKERS = {**made_aws.MAKERS, **made_gcp.MAKERS}
+MAKERS = {**made_aws.MAKERS, **made_azure.MAKERS, **made_gcp.MAKERS}
 """By Pulumi token: makes it of its inputs, and tells what it has come to be, its ``id`` too."""
-UNMAKERS = {**made_aws.UNMAKERS, **made_gcp.UNMAKERS}
+UNMAKERS = {**made_aws.UNMAKERS, **made_azure.UNMAKERS, **made_gcp.UNMAKERS}
 """By Pulumi token: takes it away by its ``id``."""
+SEEN = {**made_azure.SEEN}
+"""By Pulumi token: whether it is still there, by its ``id``."""
+ASKED = {**made_azure.ASKED}
+"""By Pulumi token: what a program wants to know of the cloud, where it matters."""
 
 
 class Made(Monitor):
@@ -24,6 +28,11 @@ class Made(Monitor):
         super().__init__()
         self.state = state
         self.events = events
+
+    def Invoke(self, request: Any, context: Any) -> Any:  # noqa: N802 (Pulumi's name)
+        answer = super().Invoke(request, context)
+        getattr(answer, "return").update(ASKED[request.tok]() if request.tok in ASKED else {})
+        return answer
 
     def RegisterResource(self, request: Any, context: Any) -> Any:  # noqa: N802 (Pulumi's name)
         inputs = MessageToDict(request.object)  # before the answer: it is written over them

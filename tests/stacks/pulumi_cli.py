@@ -98,7 +98,7 @@ def main(args: list[str]) -> int:
         return 255
     if verb in ("up", "destroy", "refresh"):
         events = Events(args[args.index("--event-log") + 1])
-        code = {"up": _up, "destroy": _destroy, "refresh": lambda *_: 0}[verb](args, state, events)
+        code = {"up": _up, "destroy": _destroy, "refresh": _refresh}[verb](args, state, events)
         events.end()
         return code
     state.there = (state.there or verb == "stack init") and verb != "stack rm"
@@ -143,6 +143,19 @@ def _destroy(args: list[str], state: State, events: Events) -> int:
         state.save()
         events.step("resOutputsEvent", "delete", one["type"], one["name"])
     state.outputs = {}
+    state.save()
+    return 0
+
+
+def _refresh(args: list[str], state: State, events: Events) -> int:
+    """What is gone is known no more."""
+    from tests.stacks.made import SEEN
+
+    del args
+    for one in list(state.resources):
+        if one["type"] in SEEN and not SEEN[one["type"]](one["told"]["id"]):
+            state.resources.remove(one)
+            events.step("resOutputsEvent", "delete", one["type"], one["name"])
     state.save()
     return 0
 

@@ -1,0 +1,241 @@
+"""``up``, ``repair`` and ``down`` of a cluster on Azure by the real command line: the real engine and program, with a
+program that stands in for Pulumi's CLI (``pulumi_cli``), Azure's REST API on loopback with a subscription that holds
+what is made (``azure_cloud``), and Azurite behind its storage (``azure_blobs``). The test plays the machines.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuctl.cluster import layout
+from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.records import ClusterSpec, decode
+from gpuctl.stacks.request import StackRequest
+from tests.stacks import azure_api, azure_blobs
+from tests.stacks.azure_api import SUBSCRIPTION, Api, recorded
+from tests.stacks.azure_cloud import Subscription
+from tests.stacks.renting import Booting, User, machines_boot
+from tests.stores import azurite
+
+TYPE = "Standard_ND96asr_v4"
+EAST = "eastus"
+
+_AZ = """#!/bin/sh
+case "$*" in
+*storage.azure.com*) token={storage} ;;
+*) token={api} ;;
+esac
+echo '{{"accessToken": "'$token'", "expiresOn": "2099-01-01 00:00:00.000000", "expires_on": 4070908800,
+"subscription": "{subscription}", "tenant": "t", "tokenType": "Bearer"}}'
+"""
+
+
+class Account(User):
+    """Of Azure, logged in with ``az``."""
+
+    def __init__(self, folder: Path, there: Subscription, api: Api, storage: str) -> None:
+        self.there = there
+        self.api = api
+        self._storage = storage
+        super().__init__(folder, {})
+        key = folder / "key.pub"
+        key.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@laptop\n")
+        self.up_flags = ("--provider", "azure", "--type", TYPE, "--ssh-key", str(key))
+        tool = folder / "bin" / "az"
+        tool.write_text(_AZ.format(storage=azure_blobs.TOKEN, api=azure_api.TOKEN, subscription=SUBSCRIPTION))
+        tool.chmod(0o755)
+        profile = {"subscriptions": [{"id": SUBSCRIPTION, "isDefault": True}]}
+        (folder / "azureProfile.json").write_text(json.dumps(profile), "utf-8-sig")
+        self.environment = {
+            "PATH": self.env["PATH"],
+            "AZURE_CONFIG_DIR": str(folder),
+            "AZURE_TOKEN_CREDENTIALS": "AzureCliCredential",
+            "ARM_ENDPOINT": api.url,
+        }
+        self.go_to(EAST)
+
+    def go_to(self, region: str) -> None:
+        """From now on its storage is looked for in ``region``: the names of Azure's own hosts have the account in
+        them, and a test has one host."""
+        request = StackRequest(
+            cluster=self.cluster,
+            provider="azure",
+            type=TYPE,
+            nodes_min=1,
+            nodes_max=1,
+            region=region,
+            account=SUBSCRIPTION,
+        )
+        self.environment["AZURE_STORAGE_ENDPOINT"] = f"{self._storage}/{request.account_name()}"
+        self.env.update(self.environment)
+
+    def machines(self) -> list[str]:
+        return self.there.machines(self.cluster)
+
+    def size(self) -> int:
+        return int(self.there.scale_set(self.cluster)["sku"]["capacity"])
+
+    def last(self) -> dict[str, Any]:
+        note = self.folder / "state" / "pulumi" / self.cluster / "up.json"
+        return dict(msgspec.json.decode(note.read_bytes())["request"])
+
+
+@pytest.fixture
+def account(azurite_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    def made(id_: str) -> None:
+        found = re.search(r"/storageAccounts/(\w+)/.*/containers/([^/]+)$", id_)
+        if found:
+            azurite.create(azurite_endpoint, "-".join(found.groups()))
+
+    there = Subscription(made)
+    answers = recorded("subscription") | recorded("checks") | _IMAGES
+    usages = "providers/Microsoft.Compute/locations/{}/usages"
+    answers[usages.format("westeurope")] = answers[usages.format(EAST)]
+    with (
+        azure_api.serving(answers, there.live) as api,
+        azure_blobs.serving(azurite_endpoint, there) as storage,
+    ):
+        user = Account(tmp_path, there, api, storage)
+        for name, value in (user.environment | {"GPUCTL_STATE_DIR": str(tmp_path / "state")}).items():
+            monkeypatch.setenv(name, value)
+        yield user
+
+
+_IMAGES = {
+    f"providers/Microsoft.Compute/locations/{region}/publishers/microsoft-dsvm/artifacttypes/vmimage/offers/ubuntu-hpc"
+    "/skus/2404/versions": [200, [{"id": "1", "name": name, "location": region} for name in ("24.04.9", "24.04.10")]]
+    for region in (EAST, "westeurope")
+}
+
+
+@pytest.fixture
+def booting(account: Account) -> Iterator[Booting]:
+    with machines_boot(account) as begin:
+        yield begin
+
+
+def _all(_name: str) -> bool:
+    return True
+
+
+def _spec(account: Account) -> ClusterSpec:
+    return decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+
+
+def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(
+    account: Account, booting: Booting
+) -> None:
+    booting(_all)
+    done = account.up()
+    assert f"cluster {account.cluster} is up: 2 nodes (azure)" in done.stdout
+    assert "waiting for the new bucket" in done.stderr
+    assert account.size() == 2
+    assert all(f"{name} is live" in done.stderr for name in account.machines())
+    assert all(f"{name} " in account.run("status").stdout for name in account.machines())
+    spec = _spec(account)
+    assert (spec.name, spec.provider, spec.nodes_max, spec.slots) == (account.cluster, "azure", 2, 8)
+    bucket = account.bucket()
+    wheels = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
+    assert len(wheels) == 1
+    assert wheels[0] in account.last()["user_data"], "the machines are told of another wheel than the one that is there"
+
+    found = account.run("leaks", "--provider", "azure", code=1).stdout
+    assert all(f"{account.cluster}/gpuctl-{account.cluster}/{number}" in found for number in (0, 1))
+    bucket.put("jobs/a-1/checkpoints/part", b"kept")
+    done = account.run("down", "-y")
+    assert done.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
+    done = account.run("leaks", "--provider", "azure")
+    assert (done.stdout, done.stderr) == ("", "nothing is left in all regions\n")
+    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
+    assert account.run("status", code=2).stderr.startswith(f"error: there is no cluster named '{account.cluster}'")
+
+
+def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
+    account: Account, booting: Booting
+) -> None:
+    booting(_all)
+    account.up(nodes="1")
+    (first,) = account.machines()
+    token = _spec(account).token
+    account.up(nodes="1:3")
+    assert len(account.machines()) == 3 and first in account.machines()
+    assert _spec(account).token == token
+
+    account.there.take(account.cluster, account.machines()[1])
+    account.there.take(account.cluster, account.machines()[1])
+    assert account.size() == 1
+    assert account.run("repair").stdout == f"cluster {account.cluster} is whole\n"
+    assert len(account.machines()) == 3 and first in account.machines()
+    account.run("up", "-y", "--nodes", "2")
+    assert len(account.machines()) == 2 and first in account.machines()
+
+    url = account.known().bucket
+    account.run("down", "-y")
+    booting(_all)  # the new scale set's machines have the names of the old one's
+    account.up(nodes="1")
+    assert account.known().bucket == url
+    account.run("down", "-y", "--delete-checkpoints", account.cluster)
+    assert open_bucket(url).list("") == []
+
+
+def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account, booting: Booting) -> None:
+    booting(_all)
+    account.up(nodes="1")
+    account.there.put("resourceGroups/theirs", location=EAST)
+    disk = account.there.put(
+        "resourceGroups/theirs/providers/Microsoft.Compute/disks/by-hand",
+        location=EAST,
+        tags={"gpuctl:cluster": account.cluster},
+        sku={"name": "Premium_LRS"},
+        properties={"diskSizeGB": 256, "diskState": "Unattached"},
+    )
+    done = account.run("down", "-y", code=1)
+    assert done.stdout == "left: disk theirs/by-hand in eastus, $0.05207/h\n"
+    assert done.stderr.splitlines()[-1] == "error: 1 thing could not be taken away; run `gpuctl down` again"
+    account.there.live("DELETE", disk, None)
+    again = account.run("down", "-y")
+    assert f"there is no stack of {account.cluster}" in again.stderr
+    assert again.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
+
+
+def test_what_the_subscription_may_not_have_is_not_begun(account: Account) -> None:
+    usages = account.api.answers["providers/microsoft.compute/locations/eastus/usages"]
+    (spot,) = [one for one in usages if one["name"]["value"] == "lowPriorityCores"]
+    spot["limit"] = 0
+    done = account.up(code=2)
+    line = f"error: quota: Total Regional Spot vCPUs is 0: this subscription may start no {TYPE} (spot); see https://"
+    assert line in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: azure would not give these machines; ")
+    assert {method for method, _, _ in account.api.asked} == {"GET"}
+    assert not (account.folder / "state" / "pulumi").exists()
+
+
+def test_what_is_not_said_again_stays_as_it_was(account: Account, booting: Booting) -> None:
+    booting(_all)
+    account.up("--zone", "2", "--on-demand", "--idle-minutes", "60", nodes="1:2")
+    before = set(account.machines())
+    again = account.run("up", "-y", "--nodes", "1:3")
+    assert again.stdout.startswith(f"3 x {TYPE} (8 A100-40GB, on demand) in eastus, azure\n")
+    assert before < set(account.machines()) and len(account.machines()) == 3
+    assert account.there.scale_set(account.cluster)["zones"] == ["2"]
+    assert (account.last()["spot"], account.last()["zones"]) == (False, ["2"])
+    assert (_spec(account).idle_minutes, _spec(account).nodes_max) == (60, 3)
+
+    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    for said, line in {
+        ("--type", "Standard_ND96amsr_A100_v4"): f"has machines of {TYPE}, not Standard_ND96amsr_A100_v4",
+        ("--region", "westeurope"): "has machines in eastus, not westeurope",
+        ("--zone", "1"): "has machines in zone 2, not 1",
+        ("--bucket", "az://another/place?account_name=theirs"): "has its bucket at ",
+    }.items():
+        refused = account.run("up", "-y", *said, code=2).stderr.splitlines()[-1]
+        assert refused.startswith(f"error: {account.cluster} {line}") and refused.endswith(f"; {hint}"), refused
+    assert len(account.machines()) == 3
+    account.run("down", "-y")
