@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.retention import Retention
 from gpuctl.trainers.batches import Batches
 from gpuctl.trainers.checkpoint import Checkpointer
 from gpuctl.trainers.metrics import log_metrics, metrics
@@ -72,12 +73,14 @@ class Trainer:
         precision: Precision = "fp32",
         micro_batch: int | None = None,
         checkpoint_every: int | Literal["auto"] | None = None,
+        checkpoint_keep: int | Retention | None = 3,
         checkpoints: str | None = None,
         log_every: int = 10,
         workers: int = 0,
     ) -> None:
-        """``checkpoints`` is where they go outside of a gpuctl job (see ``Checkpointer``); ``workers``, as in
-        ``DataLoader``, load what is not a ``TensorDataset``."""
+        """``checkpoints`` is where they go outside of a gpuctl job (see ``Checkpointer``); each has the ``loss`` that
+        was logged last, for ``Retention.best``. ``workers``, as in ``DataLoader``, load what is not a
+        ``TensorDataset``."""
         if precision not in _DTYPES:
             raise BadInput(f"precision {precision!r} is none", f"use one of {', '.join(_DTYPES)}")
         for name, number in (("micro_batch", micro_batch), ("log_every", log_every)):
@@ -85,7 +88,7 @@ class Trainer:
                 raise BadInput(f"{name}={number} is not a number of samples or steps", "use 1 or more")
         self.device = _join_process_group()
         self.model = model.to(self.device)
-        self.checkpointer = Checkpointer(checkpoints, every=checkpoint_every)
+        self.checkpointer = Checkpointer(checkpoints, every=checkpoint_every, keep=checkpoint_keep)
         self._loss = loss
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -118,8 +121,8 @@ class Trainer:
             if done == start + 1 or done % self._log_every == 0 or done == self._steps:
                 said = self._log(done, loss, said)
             metrics().progress(done)
-            self.checkpointer.step(done, state)
-        self.checkpointer.save(self._steps, state)
+            self.checkpointer.step(done, state, {"loss": said.loss})
+        self.checkpointer.save(self._steps, state, {"loss": said.loss})
         self.checkpointer.wait()
         return Fitted(self._steps, said.loss)
 

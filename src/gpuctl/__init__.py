@@ -11,18 +11,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpuctl.cluster.retention import Retention
     from gpuctl.trainers.checkpoint import Checkpointer
     from gpuctl.trainers.dcp import BucketReader, BucketWriter
     from gpuctl.trainers.metrics import log_metrics
     from gpuctl.trainers.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["BucketReader", "BucketWriter", "Checkpointer", "Trainer", "__version__", "log_metrics"]
+__all__ = ["BucketReader", "BucketWriter", "Checkpointer", "Retention", "Trainer", "__version__", "log_metrics"]
 
 _HOMES = {
     "BucketReader": "gpuctl.trainers.dcp",
     "BucketWriter": "gpuctl.trainers.dcp",
     "Checkpointer": "gpuctl.trainers.checkpoint",
+    "Retention": "gpuctl.cluster.retention",
     "Trainer": "gpuctl.trainers.trainer",
     "log_metrics": "gpuctl.trainers.metrics",
 }

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from gpuctl import Retention
 from gpuctl.cluster import checkpoints
 from gpuctl.cluster.bucket import open_bucket
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.ledger import Ledger
+from gpuctl.cluster.records import CheckpointLog
 from gpuctl.cluster.worker import DRAINED, METRICS, PROGRESS, WorkerContext
 from tests.trainers import fitting
 from tests.trainers.bodies import same
@@ -61,6 +64,19 @@ def test_the_losses_and_weights_do_not_depend_on_the_world(tmp_path: Path) -> No
     assert curves["moved"] == pytest.approx(curves["alone"], rel=1e-6)
     for found in weights:
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_the_checkpoint_with_the_best_loss_can_be_kept(tmp_path: Path) -> None:
+    file, place = tmp_path / "metrics.jsonl", f"file://{tmp_path}/kept"
+    keep = Retention(last=1, best="loss")
+    options = {"checkpoints": place, "checkpoint_every": 1, "checkpoint_keep": keep, "steps": 40}
+    run(2, fitting.fit, options, env={"GPUCTL_METRICS_FILE": str(file)})
+    losses = {record["step"]: record["loss"] for record in records(file)}
+    log = Ledger(open_bucket(place), "ledger", CheckpointLog).read().value or CheckpointLog()
+    told = {entry.step: entry.metrics["loss"] for entry in log.entries}
+    best, last = sorted(told)  # saves that were due while another was on its way are skipped
+    assert last == 40 and told[best] < told[last]
+    assert told == {step: losses[step] for step in told}
 
 
 @pytest.mark.parametrize("rank", [0, 2])
