@@ -72,7 +72,7 @@ class Identity(pulumi.ComponentResource):
         role = gcp.projects.IAMCustomRole(
             request.cluster,
             project=at,
-            role_id=request.named(64).replace("-", "_"),
+            role_id=_role_id(request),
             title=f"leave the group of the gpuctl cluster {request.cluster}",
             permissions=list(_LEAVE),
             opts=self._inside,
@@ -88,3 +88,9 @@ class Identity(pulumi.ComponentResource):
             ),
             opts=self._inside,
         )
+
+
+def _role_id(request: StackRequest) -> str:
+    """With the day that the cluster was made: a role's id is taken for 37 days after the role was deleted, of which it
+    can be brought back in the first seven alone (cloud.google.com/iam/docs/creating-custom-roles)."""
+    return f"{request.named(55)}_{request.created}".replace("-", "_").rstrip("_")

@@ -29,7 +29,8 @@ NAMED = re.compile(r"gpuctl-([a-z][a-z0-9-]*)")
 SERVICE_ACCOUNT = re.compile(r"nodes of the gpuctl cluster (\S+)")
 """What is shown of it: a long cluster's name is cut off in its own."""
 ROLE = re.compile(r"leave the group of the gpuctl cluster (\S+)")
-ROLE_ID = re.compile(r"projects/[^/]+/roles/gpuctl_([a-z0-9_]+)")
+ROLE_ID = re.compile(r"projects/[^/]+/roles/gpuctl_([a-z0-9_]+?)(?:_\d{4}_\d\d_\d\d)?")
+"""Its day is not the cluster's name."""
 TAG_KEY = re.compile(r"marks what belongs to the gpuctl cluster (\S+)")
 _ALL = "all"
 _AT_ONCE = 8

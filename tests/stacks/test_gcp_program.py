@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpuctl.stacks.gcp.leaks import ROLE_ID
+from tests.stacks.google import matches
 from tests.stacks.samples import Planned, asked
 
 A2 = Planned(asked("gcp"))
@@ -203,6 +205,14 @@ def test_a_long_name_makes_a_short_account() -> None:
     assert re.fullmatch(r"gpuctl-[a-z0-9-]{0,23}", account)
     other = Planned(asked("gcp", cluster="a-cluster-whose-name-is-long-2"))
     assert other.one("serviceaccount/account:Account")["accountId"] != account
+
+
+def test_a_role_does_not_have_the_id_of_one_that_was_deleted_a_month_ago() -> None:
+    """Google keeps that for 37 days, and gives such a role back in the first seven alone."""
+    days = [Planned(asked("gcp", created=day)) for day in ("2026-11-21", "2026-12-01")]
+    ids = [one.one("projects/iAMCustomRole:IAMCustomRole")["roleId"] for one in days]
+    assert ids == ["gpuctl_demo_2026_11_21", "gpuctl_demo_2026_12_01"]
+    assert [matches(ROLE_ID, f"projects/p/roles/{id_}") for id_ in ids] == ["demo", "demo"]
 
 
 def test_without_a_project_it_is_the_one_of_the_credentials() -> None:
