@@ -160,6 +160,10 @@ class CredentialsRefused(GpuctlError):
     """There are none, or the cloud does not take them."""
 
 
+class NoGroup(GpuctlError):
+    """The group of a cluster's machines is not there, as the cloud says; one that does not answer is another thing."""
+
+
 class Denied(GpuctlError):
     """The credentials are good, and may not do this."""
 

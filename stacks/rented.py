@@ -18,11 +18,11 @@ from gpuctl.bootstrap import user_data
 from gpuctl.bootstrap.node_spec import NodeSpec, Package, Promise
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
-from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
+from gpuctl.cluster.errors import BadInput, StoreError, StoreUnavailable
 from gpuctl.cluster.records import ClusterSpec, Promised, encode
 from gpuctl.stacks import known, last_up, package, ssh_config
 from gpuctl.stacks.arrivals import Arrivals, NoCapacity, Wanted
-from gpuctl.stacks.cloud import Cloud, cloud
+from gpuctl.stacks.cloud import Cloud, NoGroup, cloud
 from gpuctl.stacks.failures import Failure, StackFailed
 from gpuctl.stacks.gcp import NOTICE_S
 from gpuctl.stacks.hosts import read_hosts
@@ -226,7 +226,8 @@ def _forget(request: StackRequest) -> None:
 
 
 def _zones_in_use(there: Cloud, engine: Changes) -> tuple[str, ...] | None:
-    """Of machines that there are: they stay where they are."""
+    """Of machines that there are: they stay where they are. Raises ``GpuctlError`` if the cloud does not tell of them:
+    elsewhere, others would be made in their place."""
     try:
         outputs: Mapping[str, Any] = engine.outputs()
         return tuple(outputs["zones"]) if there.size(outputs).names else None
@@ -234,7 +235,7 @@ def _zones_in_use(there: Cloud, engine: Changes) -> tuple[str, ...] | None:
         if failed.kind is Failure.NO_STACK:
             return None
         raise
-    except (GpuctlError, KeyError):  # half made: no group yet, or none any more
+    except (NoGroup, KeyError):  # half made: no group yet, or none any more
         return None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.aws.account import Connect, connecting, understood
-from gpuctl.stacks.cloud import GroupSize
+from gpuctl.stacks.cloud import GroupSize, NoGroup
 
 _MOST_ACTIVITIES = 20
 
@@ -54,6 +53,6 @@ def _group(client: Any, outputs: Mapping[str, object]) -> dict[str, Any]:
     with understood():
         found = client.describe_auto_scaling_groups(AutoScalingGroupNames=[outputs["group"]])["AutoScalingGroups"]
     if not found:
-        raise GpuctlError(f"the auto scaling group {outputs['group']} is gone", "make it again with `gpuctl repair`")
+        raise NoGroup(f"the auto scaling group {outputs['group']} is gone", "make it again with `gpuctl repair`")
     group: dict[str, Any] = found[0]
     return group

@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.azure.account import Account, Answer, Gone, connecting, understood
-from gpuctl.stacks.cloud import Denied, GroupSize
+from gpuctl.stacks.cloud import Denied, GroupSize, NoGroup
 
 _ACTIVITY = "providers/microsoft.insights/eventtypes/management/values"
 _ACTIVITY_VERSION = "2015-04-01"
@@ -68,7 +67,7 @@ def _scale_set(account: Account, where: tuple[str, str]) -> Answer:
         with understood():
             answer: Answer = account.compute.virtual_machine_scale_sets.get(*where).as_dict()
     except Gone as error:
-        raise GpuctlError(f"the scale set {where[1]} is gone", "make it again with `gpuctl repair`") from error
+        raise NoGroup(f"the scale set {where[1]} is gone", "make it again with `gpuctl repair`") from error
     return answer
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.cloud import GroupSize
+from gpuctl.stacks.cloud import GroupSize, NoGroup
 from gpuctl.stacks.gcp.account import Account, NotThere, entering, last
 
 _LEAVING = ("ABANDONING", "DELETING")
@@ -87,8 +87,8 @@ def _managed(outputs: Mapping[str, object], account: Account) -> Iterator[Any]:
     return account.listed("InstanceGroupManagers", "list_managed_instances", **_named(outputs))
 
 
-def _gone(outputs: Mapping[str, object]) -> GpuctlError:
-    return GpuctlError(
+def _gone(outputs: Mapping[str, object]) -> NoGroup:
+    return NoGroup(
         f"the instance group {outputs['group']} is not in {_zone(outputs)}", "make it again with `gpuctl repair`"
     )
 

@@ -18,7 +18,7 @@ import pytest
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import open_bucket
 from gpuctl.cluster.records import ClusterSpec, decode
-from tests.stacks.google import PROJECT, URL, Google
+from tests.stacks.google import PROJECT, URL, Asked, Google, refusal
 from tests.stacks.google_held import OF_ALL, Held
 from tests.stacks.renting import Booting, User, machines_boot
 
@@ -35,6 +35,7 @@ class Owner(User):
         super().__init__(folder, {})
         self.gpus = 8.0
         """The quota of A100s as spot."""
+        self.google = google
         self.held = Held(google)
         sold = [{"name": TYPE}, {"name": "a2-highgpu-2g"}]
         google.put_everywhere("machineTypes", {f"zones/{FIRST}": sold, f"zones/{SECOND}": sold})
@@ -155,6 +156,27 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Own
     )
     owner.run("down", "-y")
     assert owner.run("leaks", "--provider", "gcp").stdout == ""
+
+
+def test_machines_that_a_cloud_does_not_tell_of_for_a_moment_are_not_made_elsewhere(
+    owner: Owner, booting: Booting
+) -> None:
+    booting(_all)
+    owner.up("--zone", SECOND, nodes="1")
+
+    def out_of_order(one: Asked) -> Any:
+        if one.path.endswith(f"/{owner.group()}"):
+            return refusal(500, "Internal error. Please try again.", "backendError")
+        return owner.held.answer(one)
+
+    owner.google.held = out_of_order
+    done = owner.run("up", "-y", "--nodes", "2", code=1)
+    assert done.stderr.splitlines()[-1].startswith("error: Google Cloud answered 500: ")
+    assert "zones to try" not in done.stderr
+    owner.google.held = owner.held.answer
+    owner.run("up", "-y", "--nodes", "2")
+    assert (owner.zone(), len(owner.machines())) == (SECOND, 2)
+    owner.run("down", "-y")
 
 
 def test_what_pulumi_does_not_know_of_is_found_by_its_label_and_fails_down(owner: Owner, booting: Booting) -> None:
