@@ -77,12 +77,13 @@ def resource_group(request: StackRequest) -> str:
 
 def kept_resource_group(request: StackRequest) -> str:
     """Where the bucket is: to delete a resource group is to delete all that is in it."""
-    return kept_group(request.cluster)
+    return kept_group(request.cluster, request.region)
 
 
-def kept_group(cluster: str) -> str:
-    """Its name, by which ``leaks`` knows it; a cluster's tag is on it like on all else."""
-    return f"gpuctl-{cluster}-kept"
+def kept_group(cluster: str, region: str) -> str:
+    """Its name, by which ``leaks`` knows it; a cluster's tag is on it like on all else. A group stays in its region,
+    and a cluster may come back in another one."""
+    return f"gpuctl-{cluster}-{region}-kept"
 
 
 def of_cluster(cluster: str) -> str:

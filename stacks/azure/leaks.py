@@ -149,7 +149,9 @@ class _Owners:
 
     def __init__(self, groups: Sequence[Answer]) -> None:
         self._clusters = {
-            group["name"].lower(): group for group in groups if group["name"].lower() != kept_group(_tag(group))
+            group["name"].lower(): group
+            for group in groups
+            if group["name"].lower() != kept_group(_tag(group), _region(group))
         }
 
     def groups(self) -> Iterator[Leftover]:
@@ -160,7 +162,7 @@ class _Owners:
     def of(self, thing: Answer) -> str:
         """Empty: nobody's of ours, or kept. In the group that is kept, what others have put there is theirs."""
         owner = _tag(thing)
-        if _type(thing) == _STORAGE and _group(thing).lower() == kept_group(owner):
+        if _type(thing) == _STORAGE and _group(thing).lower() == kept_group(owner, _region(thing)):
             return ""
         return owner or self.of_scope(thing["id"])
 
@@ -171,6 +173,11 @@ class _Owners:
 
 def _tag(thing: Answer) -> str:
     return str((thing.get("tags") or {}).get(_TAG, ""))
+
+
+def _region(thing: Answer) -> str:
+    """``East US`` is ``eastus``; empty: in none."""
+    return str(thing.get("location") or "").replace(" ", "").lower()
 
 
 def _parts(id_: str) -> list[str]:
@@ -256,5 +263,6 @@ def _machines(scale_set: Answer, seen: Seen, owner: str) -> Iterator[Leftover]:
 
 
 def _leftover(what: str, thing: Answer, owner: str, usd: float | None = 0.0, about: str = "") -> Leftover:
-    region = str(thing.get("location") or "").replace(" ", "").lower()
-    return Leftover(cluster=owner, kind=what, id=_short(thing["id"]), region=region, about=about, usd_per_hour=usd)
+    return Leftover(
+        cluster=owner, kind=what, id=_short(thing["id"]), region=_region(thing), about=about, usd_per_hour=usd
+    )

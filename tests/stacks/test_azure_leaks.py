@@ -106,15 +106,15 @@ def test_roles_and_what_nodes_are_given_say_whose_they_are_and_what_is_kept_does
 
 def test_the_group_that_down_keeps_is_known_by_its_name() -> None:
     groups = [one for one in Planned(asked("azure")).all("resources:ResourceGroup") if one.kept]
-    assert [one.inputs["resourceGroupName"] for one in groups] == [kept_group("demo")]
+    assert [one.inputs["resourceGroupName"] for one in groups] == [kept_group("demo", "eastus")]
 
 
 def test_a_group_of_that_name_that_another_cluster_has_made_is_no_kept_one(api: Api) -> None:
     api.answers["resourcegroups"][1]["tags"]["gpuctl:cluster"] = "demo-kept"
     found = pieces(api, cluster="demo-kept")
     assert {
-        ("resource group", "gpuctl-demo-kept"),
-        ("Microsoft.KeyVault/vaults", "gpuctl-demo-kept/somebodys"),
+        ("resource group", "gpuctl-demo-eastus-kept"),
+        ("Microsoft.KeyVault/vaults", "gpuctl-demo-eastus-kept/somebodys"),
     } <= found
 
 
@@ -189,7 +189,7 @@ def test_what_may_not_be_looked_at_is_said_and_the_rest_is_found(api: Api, path:
     assert seen.unseen == (f"{what}: these Azure credentials may not call x/read",)
     kinds = {one.kind for one in seen.found}
     assert lost not in kinds
-    assert [one for one in seen.found if one.id.startswith("gpuctl-demo-kept/")] == []
+    assert [one for one in seen.found if one.id.startswith("gpuctl-demo-eastus-kept/")] == []
     assert {"scale set", "virtual network"} <= kinds
 
 

@@ -20,7 +20,7 @@ SCALE_SET = "compute:VirtualMachineScaleSet"
 ASSIGNMENT = "authorization:RoleAssignment"
 ACCOUNT = "storage:StorageAccount"
 PRINCIPAL = "principal of UserAssignedIdentity/demo"
-KEPT = "gpuctl-demo-kept"
+KEPT = "gpuctl-demo-eastus-kept"
 
 
 def test_the_scale_set_is_uniform_and_in_one_placement_group_as_infiniband_wants() -> None:
