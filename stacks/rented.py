@@ -76,15 +76,20 @@ class Rented:
         there = cloud(request.provider)
         request = msgspec.structs.replace(request, account=request.account or there.account(request.region))
         engine = self._engine(request.cluster)
-        places = self._places(request, there, engine)
+        home = _zones_in_use(there, engine)
+        places = self._places(request, there, home)
         for number, zones in enumerate(places):
             here = msgspec.structs.replace(request, zones=zones)
+            if home is None:
+                self._leave(here, engine, force)
             try:
                 return self._up_in(here, terms, there, engine, wait_s=wait_s, force=force)
             except NoCapacity as error:
+                if home is not None:
+                    raise NoCapacity(error.message, "wait longer (--wait), or ask for fewer (--nodes)") from error
                 if number + 1 == len(places):
-                    hint = "wait longer (--wait), name another --zone or --type, or --on-demand"
-                    raise NoCapacity(error.message, hint) from error
+                    there.resize(engine.outputs(), 0)  # none comes when nobody waits for it any more
+                    raise NoCapacity(error.message, _otherwise(request)) from error
                 self._say(f"{_place(here)}: {error.message}")
                 self._say(f"giving up {_place(here)}, next is {', '.join(places[number + 1])}")
                 self._clear(here, engine, there, force)
@@ -123,9 +128,8 @@ class Rented:
         self._engine(last.request.cluster).refresh(force=force)
         return self.up(last.request, last.terms, wait_s=wait_s, force=force)
 
-    def _places(self, request: StackRequest, there: Cloud, engine: Changes) -> list[tuple[str, ...]]:
-        """The zones to be tried, one after the other."""
-        home = _zones_in_use(there, engine)
+    def _places(self, request: StackRequest, there: Cloud, home: tuple[str, ...] | None) -> list[tuple[str, ...]]:
+        """The zones to be tried, one after the other; only ``home``, if there are machines."""
         if home is not None:
             _stays_as_it_is(request, home)
             return [home]
@@ -159,6 +163,22 @@ class Rented:
         arrivals.wait(wanted)
         ssh_config.write(request.cluster, read_hosts(bucket))
         return made
+
+    def _leave(self, request: StackRequest, engine: Changes, force: bool) -> None:
+        """What an earlier ``up`` has made, and has got no machines for, goes first if it was for others than these or
+        elsewhere: much of it cannot be changed. The bucket stays."""
+        before = last_up.find(request.cluster)
+        if before is None or _for_good(before.request) == _for_good(request):
+            return
+        try:
+            if not engine.resources():
+                return
+        except StackFailed as failed:
+            if failed.kind is Failure.NO_STACK:
+                return
+            raise
+        self._destroy(engine, force)
+        self._say(f"{_place(before.request)} is cleared")
 
     def _clear(self, request: StackRequest, engine: Changes, there: Cloud, force: bool) -> None:
         """No machine of a zone that was given up comes after all."""
@@ -237,6 +257,17 @@ def _zones_in_use(there: Cloud, engine: Changes) -> tuple[str, ...] | None:
         raise
     except (NoGroup, KeyError):  # half made: no group yet, or none any more
         return None
+
+
+def _for_good(request: StackRequest) -> tuple[object, ...]:
+    """What one cloud or another lets nobody change of a group, or of what it is in."""
+    return request.region, request.zones, request.type, request.spot, request.placement
+
+
+def _otherwise(request: StackRequest) -> str:
+    """What to do where no place had machines."""
+    other = f"name another {'--zone' if request.zones else '--region'} or --type"
+    return f"wait longer (--wait), {other}, or --on-demand" if request.spot else f"wait longer (--wait), or {other}"
 
 
 def _stays_as_it_is(request: StackRequest, zones: tuple[str, ...]) -> None:

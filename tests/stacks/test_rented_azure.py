@@ -20,7 +20,7 @@ from gpuctl.cluster.records import ClusterSpec, decode
 from gpuctl.stacks.request import StackRequest
 from tests.stacks import azure_api, azure_blobs
 from tests.stacks.azure_api import SUBSCRIPTION, Api, recorded
-from tests.stacks.azure_cloud import Subscription
+from tests.stacks.azure_cloud import NO_ROOM, Subscription
 from tests.stacks.renting import Booting, User, machines_boot
 from tests.stores import azurite
 
@@ -40,10 +40,11 @@ echo '{{"accessToken": "'$token'", "expiresOn": "2099-01-01 00:00:00.000000", "e
 class Account(User):
     """Of Azure, logged in with ``az``."""
 
-    def __init__(self, folder: Path, there: Subscription, api: Api, storage: str) -> None:
+    def __init__(self, folder: Path, there: Subscription, api: Api, storage: str, patch: pytest.MonkeyPatch) -> None:
         self.there = there
         self.api = api
         self._storage = storage
+        self._patch = patch
         super().__init__(folder, {})
         key = folder / "key.pub"
         key.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@laptop\n")
@@ -53,11 +54,12 @@ class Account(User):
         tool.chmod(0o755)
         profile = {"subscriptions": [{"id": SUBSCRIPTION, "isDefault": True}]}
         (folder / "azureProfile.json").write_text(json.dumps(profile), "utf-8-sig")
-        self.environment = {
+        self._environment = {
             "PATH": self.env["PATH"],
             "AZURE_CONFIG_DIR": str(folder),
             "AZURE_TOKEN_CREDENTIALS": "AzureCliCredential",
             "ARM_ENDPOINT": api.url,
+            "GPUCTL_STATE_DIR": self.env["GPUCTL_STATE_DIR"],
         }
         self.go_to(EAST)
 
@@ -73,8 +75,10 @@ class Account(User):
             region=region,
             account=SUBSCRIPTION,
         )
-        self.environment["AZURE_STORAGE_ENDPOINT"] = f"{self._storage}/{request.account_name()}"
-        self.env.update(self.environment)
+        self._environment["AZURE_STORAGE_ENDPOINT"] = f"{self._storage}/{request.account_name()}"
+        self.env.update(self._environment)
+        for name, value in self._environment.items():  # the test looks into the bucket as the same user
+            self._patch.setenv(name, value)
 
     def machines(self) -> list[str]:
         return self.there.machines(self.cluster)
@@ -102,10 +106,7 @@ def account(azurite_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         azure_api.serving(answers, there.live) as api,
         azure_blobs.serving(azurite_endpoint, there) as storage,
     ):
-        user = Account(tmp_path, there, api, storage)
-        for name, value in (user.environment | {"GPUCTL_STATE_DIR": str(tmp_path / "state")}).items():
-            monkeypatch.setenv(name, value)
-        yield user
+        yield Account(tmp_path, there, api, storage, monkeypatch)
 
 
 _IMAGES = {
@@ -183,6 +184,36 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
     assert account.known().bucket == url
     account.run("down", "-y", "--delete-checkpoints", account.cluster)
     assert open_bucket(url).list("") == []
+
+
+def test_a_region_without_machines_says_why_and_another_one_may_have_them(account: Account, booting: Booting) -> None:
+    booting(_all)
+    account.there.without.append(EAST)
+    line = account.up("--wait", "0.01", code=1).stderr.splitlines()[-1]
+    assert line == (
+        f"error: 0 of 2 machines came within 0.01 minutes: AllocationFailed: {NO_ROOM}; wait longer (--wait), name "
+        "another --region or --type, or --on-demand"
+    )
+    assert account.size() == 0, "a machine may come, though nobody waits for it"
+    account.go_to("westeurope")
+    said = account.up("--region", "westeurope").stderr
+    assert "eastus is cleared" in said
+    assert account.there.scale_set(account.cluster)["location"] == "westeurope"
+    account.run("down", "-y")
+    assert account.run("leaks", "--provider", "azure").stdout == ""
+
+
+def test_after_down_it_may_come_back_in_another_region(account: Account, booting: Booting) -> None:
+    """Azure lets no resource group move, and the one of the bucket stays."""
+    booting(_all)
+    account.up(nodes="1")
+    account.run("down", "-y")
+    account.go_to("westeurope")
+    booting(_all)
+    account.up("--region", "westeurope", nodes="1")
+    assert account.there.scale_set(account.cluster)["location"] == "westeurope"
+    account.run("down", "-y")
+    assert account.run("leaks", "--provider", "azure").stdout == ""
 
 
 def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account, booting: Booting) -> None:
