@@ -154,6 +154,9 @@ class Rented:
         known.remember(made)
         outputs = engine.up(request, force=force)
         bucket = self._opened(str(outputs["bucket"]))
+        if not there.size(outputs).names:
+            # Azure numbers the machines of each scale set from 0: another's of the same name may have told of itself.
+            forget_nodes(bucket)
         package.send(bucket, built)
         _agree(bucket, _cluster_spec(request, machine, terms))
         there.resize(outputs, request.nodes_max)

@@ -186,6 +186,19 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
     assert open_bucket(url).list("") == []
 
 
+def test_a_scale_set_that_was_deleted_is_made_anew_and_waited_for(account: Account, booting: Booting) -> None:
+    """Its machines have the names of the old one's, which have told that they live."""
+    booting(_all)
+    account.up(nodes="1")
+    old = account.machines()
+    account.there.live("DELETE", account.there.scale_set(account.cluster)["id"], None)
+    booting(lambda _name: False)
+    done = account.run("repair", code=1)
+    assert account.machines() == old
+    assert done.stderr.splitlines()[-1].startswith(f"error: {old[0]} could not boot: ")
+    account.run("down", "-y")
+
+
 def test_a_region_without_machines_says_why_and_another_one_may_have_them(account: Account, booting: Booting) -> None:
     booting(_all)
     account.there.without.append(EAST)
