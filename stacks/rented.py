@@ -273,6 +273,10 @@ def _otherwise(request: StackRequest) -> str:
     return f"wait longer (--wait), {other}, or --on-demand" if request.spot else f"wait longer (--wait), or {other}"
 
 
+def _terms(request: StackRequest) -> str:
+    return "as spot" if request.spot else "on demand"
+
+
 def _stays_as_it_is(request: StackRequest, zones: tuple[str, ...]) -> None:
     """What of a cluster with machines cannot change. Raises ``BadInput``."""
     before = last_up.of(request.cluster).request
@@ -282,6 +286,8 @@ def _stays_as_it_is(request: StackRequest, zones: tuple[str, ...]) -> None:
         "machines in zone": (", ".join(zones), ", ".join(request.zones or zones)),
         "its bucket at": (before.bucket_url(), request.bucket_url()),
     }
+    if request.provider == "azure":  # elsewhere the next machines are of the other kind
+        same["machines"] = _terms(before), _terms(request)
     for what, (is_so, asked) in same.items():
         if is_so != asked:
             raise BadInput(

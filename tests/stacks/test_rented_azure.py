@@ -277,6 +277,7 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account, booting: Booti
         ("--type", "Standard_ND96amsr_A100_v4"): f"has machines of {TYPE}, not Standard_ND96amsr_A100_v4",
         ("--region", "westeurope"): "has machines in eastus, not westeurope",
         ("--zone", "1"): "has machines in zone 2, not 1",
+        ("--spot",): "has machines on demand, not as spot",
         ("--bucket", "az://another/place?account_name=theirs"): "has its bucket at ",
     }.items():
         refused = account.run("up", "-y", *said, code=2).stderr.splitlines()[-1]
