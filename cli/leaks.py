@@ -10,13 +10,15 @@ from gpuctl.cli.options import Output, text_option, wants_json
 from gpuctl.cli.settings import load
 from gpuctl.cli.terminal import count, out, out_json, say, table
 from gpuctl.cluster.errors import GpuctlError
+from gpuctl.stacks import known
 from gpuctl.stacks.cloud import Leftover, Scan, cloud
 from gpuctl.stacks.machines import CLOUDS
 
 
 def verb(
     provider: Annotated[
-        str | None, text_option("--provider", metavar="NAME", about="Cloud to look into (default: aws).")
+        str | None,
+        text_option("--provider", metavar="NAME", about="Cloud to look into (default: the cluster's, else aws)."),
     ] = None,
     region: Annotated[
         list[str] | None,
@@ -33,7 +35,7 @@ def verb(
     Exits 1 if anything is there, or could not be looked at.
     """
     as_json = wants_json(output)
-    name = provider or _usual_cloud()
+    name = provider or _usual_cloud(cluster)
     there = cloud(name)
     scan = there.leftovers(region or [], cluster)
     if as_json:
@@ -48,8 +50,10 @@ def verb(
         raise GpuctlError("not everything could be looked at", "so this proves nothing")
 
 
-def _usual_cloud() -> str:
-    configured = load().provider
+def _usual_cloud(cluster: str | None) -> str:
+    """That of the cluster, if it is known where it is; else the one that is configured."""
+    there = known.get(cluster) if cluster else None
+    configured = there.provider if there else load().provider
     return configured if configured in CLOUDS else "aws"
 
 

@@ -75,6 +75,19 @@ class Held:
             self._fill(group)
         return 200, _DONE
 
+    def delete(self, id_: str) -> Answer:
+        collection = id_.split("/")[-2]
+        if collection == "roles":
+            self.things[id_]["deleted"] = True  # its id is free a month later
+            return 200, self.things[id_]
+        if user := self._user(id_):
+            said = f"The {collection} resource '{id_}' is already being used by '{user}'"
+            return refusal(400, said, "resourceInUseByAnotherResource")
+        for machine in self._machines(id_):
+            self._end(machine)
+        del self.things[id_]
+        return 200, _DONE
+
     def undeleted(self, role: str) -> Answer:
         """As it can be within a week."""
         self.things[role].pop("deleted")
@@ -95,7 +108,7 @@ class Held:
             return self._verbs[last](parent, one)
         if path not in self.things:
             return None
-        return (200, self.things[path]) if one.method == "GET" else self._delete(path)
+        return (200, self.things[path]) if one.method == "GET" else self.delete(path)
 
     def _make(self, collection: str, body: Thing) -> Answer:
         match collection.rpartition("/")[2]:
@@ -139,19 +152,6 @@ class Held:
                 places.setdefault(place, {}).pop("warning", None)
                 places[place].setdefault(collection, []).append(thing)
         return places
-
-    def _delete(self, id_: str) -> Answer:
-        collection = id_.split("/")[-2]
-        if collection == "roles":
-            self.things[id_]["deleted"] = True  # its id is free a month later
-            return 200, self.things[id_]
-        if user := self._user(id_):
-            said = f"The {collection} resource '{id_}' is already being used by '{user}'"
-            return refusal(400, said, "resourceInUseByAnotherResource")
-        for machine in self._machines(id_):
-            self._end(machine)
-        del self.things[id_]
-        return 200, _DONE
 
     def _user(self, id_: str) -> str:
         """A thing that names this one. A template is only a text, until a group has it."""

@@ -15,7 +15,7 @@ MAKERS = {**made_aws.MAKERS, **made_azure.MAKERS, **made_gcp.MAKERS}
 """By Pulumi token: makes it of its inputs, and tells what it has come to be, its ``id`` too."""
 UNMAKERS = {**made_aws.UNMAKERS, **made_azure.UNMAKERS, **made_gcp.UNMAKERS}
 """By Pulumi token: takes it away by its ``id``."""
-SEEN = {**made_azure.SEEN}
+SEEN = {**made_azure.SEEN, **made_gcp.SEEN}
 """By Pulumi token: whether it is still there, by its ``id``."""
 ASKED = {**made_azure.ASKED}
 """By Pulumi token: what a program wants to know of the cloud, where it matters."""

@@ -54,6 +54,15 @@ def _of_compute(
     return make
 
 
+def _is_there(id_: str) -> bool:
+    try:
+        return bool(_ask("GET", f"{_COMPUTE}/{id_}"))
+    except Refused as refused:
+        if "Error 404" in str(refused):
+            return False
+        raise
+
+
 def _template(inputs: Record) -> Record:
     same = ("labels", "machineType", "networkInterfaces", "scheduling")
     return {"properties": {key: inputs[key] for key in same}}
@@ -127,3 +136,4 @@ UNMAKERS: dict[str, Callable[[str], object]] = {
     **{kind: lambda id_: _ask("DELETE", f"/v3/{id_}") for kind in MAKERS if kind.startswith("gcp:tags/")},
     "gcp:projects/iAMMember:IAMMember": _no_member,
 }
+SEEN: dict[str, Callable[[str], bool]] = {kind: _is_there for kind in MAKERS if kind.startswith("gcp:compute/")}

@@ -94,7 +94,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     assert (spec.name, spec.provider, spec.nodes_max, spec.slots) == (owner.cluster, "gcp", 2, 1)
     (wheel,) = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
     assert wheel in _user_data(owner), "the machines are told of another wheel than the one that is there"
-    there = owner.run("leaks", "--provider", "gcp", code=1).stdout
+    there = owner.run("leaks", code=1).stdout  # where the cluster is known to be
     assert all(f" {kind} " in there for kind in ("instance", "disk", "network", "role binding", "tag value"))
 
     bucket.put("jobs/a-1/checkpoints/part", b"kept")
@@ -129,6 +129,10 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
     assert len(owner.machines()) == 3
     owner.up(nodes="2")
     assert len(owner.machines()) == 2
+
+    owner.held.delete(owner.group())
+    assert owner.run("repair").stdout == f"cluster {owner.cluster} is whole\n"
+    assert (owner.zone(), len(owner.machines())) == (FIRST, 2)
 
     url = owner.known().bucket
     owner.run("down", "-y")
