@@ -75,6 +75,9 @@ class Arrivals:
         self._now = now
         self._pause = pause
         self._told: set[str] = set()
+        self._lay_there: dict[str, tuple[str, int]] | None = None
+        """Heartbeats that were there at the first look, by machine. A machine that Google makes in the place of one
+        that was taken has the same name, and nothing has removed what that one wrote last."""
 
     def wait(self, wanted: Wanted) -> int:
         """Until ``most`` nodes live, or time is up and ``fewest`` do. Returns how many do.
@@ -111,10 +114,13 @@ class Arrivals:
 
     def look(self) -> Sight:
         size = self._there.size(self._outputs)
-        beats = {beat.record.node for beat in read_heartbeats(self._bucket) if beat.record.beat > 0}
+        records = [beat.record for beat in read_heartbeats(self._bucket)]
+        beats = {one.node: (one.incarnation, one.beat) for one in records if one.beat > 0}
+        if self._lay_there is None:
+            self._lay_there = beats
         found = read_each(self._bucket, [layout.boot_report(name) for name in size.names], BootReport)
         reports = {report.node: report for report in found.values()}
-        live = frozenset(name for name in size.names if name in beats)
+        live = frozenset(name for name in size.names if beats.get(name) != self._lay_there.get(name))
         return Sight(
             size=size,
             live=live,

@@ -78,19 +78,23 @@ def machines_boot(user: User) -> Iterator[Booting]:
 
 
 def _boot(user: User, comes: Callable[[str], bool], over: threading.Event) -> None:
-    told: set[str] = set()
+    comes_up: dict[str, bool] = {}
+    beat = 0
     while not over.wait(0.2):
+        beat += 1
         try:
             bucket, machines = user.bucket(), user.machines()
             if bucket.get(layout.CLUSTER) is None:
                 continue
         except Exception:  # noqa: BLE001 - nothing is there yet
             continue
-        for name in set(machines) - told:
-            told.add(name)
-            if comes(name):
-                record = NodeRecord(node=name, incarnation="i", beat=1, address="10.0.0.1", port=1)
+        for name in machines:
+            is_new = name not in comes_up
+            if is_new:
+                comes_up[name] = comes(name)
+            if comes_up[name]:
+                record = NodeRecord(node=name, incarnation="i", beat=beat, address="10.0.0.1", port=1)
                 bucket.put(layout.node(name), encode(record))
-            else:
+            elif is_new:
                 report = BootReport(node=name, state="failed", step="driver", reason="nvidia-smi finds no GPU")
                 bucket.put(layout.boot_report(name), encode(report))
