@@ -37,6 +37,8 @@ _LATE_S = (10.0, 20.0, 40.0, 80.0, 160.0)
 _BUCKET_S = 600.0
 """A new bucket, and above all the right to write to it, take a while to be known everywhere: Azure says up to ten
 minutes (learn.microsoft.com, "Troubleshoot Azure RBAC")."""
+_APART = {True: "side by side", False: "apart"}
+"""By ``request.placement``."""
 
 
 class Changes(Protocol):
@@ -284,6 +286,8 @@ def _stays_as_it_is(request: StackRequest, zones: tuple[str, ...]) -> None:
         "machines of": (before.type, request.type),
         "machines in": (before.region, request.region),
         "machines in zone": (", ".join(zones), ", ".join(request.zones or zones)),
+        # No cloud deletes a placement that machines are in.
+        "machines that were to be": (_APART[before.placement], _APART[request.placement]),
         "its bucket at": (before.bucket_url(), request.bucket_url()),
     }
     if request.provider == "azure":  # elsewhere the next machines are of the other kind

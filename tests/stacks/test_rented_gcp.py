@@ -221,6 +221,7 @@ def test_what_is_not_said_again_stays_as_it_was(owner: Owner, booting: Booting) 
     for said, line in {
         ("--type", "a2-highgpu-2g"): f"has machines of {TYPE}, not a2-highgpu-2g",
         ("--zone", FIRST): f"has machines in zone {SECOND}, not {FIRST}",
+        ("--no-placement",): "has machines that were to be side by side, not apart",
         ("--bucket", "gs://another/place"): "has its bucket at ",
     }.items():
         refused = owner.run("up", "-y", *said, code=2).stderr.splitlines()[-1]
