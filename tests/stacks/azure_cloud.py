@@ -1,9 +1,8 @@
 """A subscription of Azure's that things are made in and taken away from, below the server of ``azure_api``.
 
 What is there is what somebody has put there, by its id, and the lists are of that. It holds to those of Azure's rules
-that a cluster's life meets: a group stays in its region and ends with all that is in it, a thing that another refers to
-is not deleted, nobody is given the same role twice, and a scale set makes the machines that it is told to have, where
-there is room for them.
+that a cluster's life meets: a group ends with all that is in it, a thing that another refers to is not deleted, nobody
+is given the same role twice, and a scale set makes the machines that it is told to have, where there is room for them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MACHINE = f"{_SET}/virtualmachines"
 _ROLE = "microsoft.authorization/roledefinitions"
 _GIVEN = "microsoft.authorization/roleassignments"
 _LOG = "/providers/microsoft.insights/eventtypes/management/values"
-_MADE_WHOLE = ("microsoft.authorization", "microsoft.resources")
+_OUTSIDE = ("microsoft.authorization", "microsoft.resources")
 """Providers whose things are in no resource group."""
 
 
@@ -38,8 +37,6 @@ class Subscription:
         """``made`` is told the id of each thing that is new."""
         self.without: list[str] = []
         """Regions that have no machines to give."""
-        self.user_type = "User"
-        """Of ``USER``; a program that logs in is a ``ServicePrincipal``."""
         self._made = made
         self._things: dict[str, Thing] = {}
         """By id in small letters."""
@@ -139,11 +136,6 @@ class Subscription:
         before = self._things.get(key)
         if kind != _GROUP and _group(key) and f"{ROOT}/resourcegroups/{_group(key)}" not in self._things:
             return self._missing(key)
-        if kind == _GROUP and before and before["location"] != sent["location"]:
-            told = (
-                f"Invalid resource group location '{sent['location']}'. The Resource group already exists in location"
-            )
-            return refusal("InvalidResourceGroupLocation", f"{told} '{before['location']}'.", 409)
         if refused := self._refused(kind, sent):
             return refused
         self._things[key] = _thing(path, sent)
@@ -165,7 +157,7 @@ class Subscription:
                 return self._missing(said["scope"])
             if self.may(said["principalId"], said["scope"], said["roleDefinitionId"].rpartition("/")[2]):
                 return refusal("RoleAssignmentExists", "The role assignment already exists.", 409)
-            is_so = self.user_type if said["principalId"] == USER else "ServicePrincipal"
+            is_so = "User" if said["principalId"] == USER else "ServicePrincipal"
             if said.get("principalType", is_so) != is_so:
                 told = f"The PrincipalId '{said['principalId']}' has type '{is_so}', which is different from specified"
                 return refusal("UnmatchedPrincipalType", f"{told} PrincipalType '{said['principalType']}'.", 400)
@@ -247,7 +239,7 @@ def _group(path: str) -> str:
 def _is_listed(id_: str) -> bool:
     """Whether the resource manager lists it: no groups, no roles, no parts of other things."""
     kind = _type(id_)
-    return kind.partition("/")[0] not in _MADE_WHOLE and kind.count("/") == 1
+    return kind.partition("/")[0] not in _OUTSIDE and kind.count("/") == 1
 
 
 def _references(thing: Any) -> Iterator[str]:
