@@ -156,7 +156,7 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Own
     refused = owner.up("--wait", "0.01", code=1).stderr.splitlines()[-1]
     assert refused == (
         f"error: 0 of 2 machines came within 0.01 minutes: no capacity for {TYPE} in {SECOND}; "
-        "wait longer (--wait), name another --zone or --type, or --on-demand"
+        "wait longer (--wait), name another --region or --type, or --on-demand"
     )
     owner.run("down", "-y")
     assert owner.run("leaks", "--provider", "gcp").stdout == ""
