@@ -1,7 +1,8 @@
 """Credentials that obstore does not find by itself: those that a person has logged in with on this machine.
 
 obstore takes a URL's options, then the environment, then the machine's own identity. People have profiles
-(``aws sso login``) and ``az login``; Google's application default credentials it reads.
+(``aws sso login``) and ``az login``, or go by the names that Pulumi has; Google's application default credentials it
+reads.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ _AZURE_FROM_ENVIRONMENT = (
     "AZURE_FEDERATED_TOKEN_FILE",
     "IDENTITY_ENDPOINT",
 )
+_AZURE_AS_PULUMI = {
+    "ARM_CLIENT_ID": "client_id",
+    "ARM_CLIENT_SECRET": "client_secret",
+    "ARM_TENANT_ID": "tenant_id",
+}
+"""A service principal, by the names that Pulumi and Terraform know it by."""
 _GIVEN = ("access_key_id", "aws_access_key_id", "skip_signature", "account_key", "sas_key", "bearer_token", "token")
 
 
@@ -35,8 +42,11 @@ def of_this_user(scheme: str, options: Mapping[str, str], env: Mapping[str, str]
         return {}
     if scheme == "s3" and not any(env.get(name) for name in _AWS_FROM_ENVIRONMENT) and _has_aws_profile(env):
         return _of_aws_profile()
-    if scheme == "az" and not any(env.get(name) for name in _AZURE_FROM_ENVIRONMENT) and _has_azure_login(env):
-        return {"config": {"use_azure_cli": "true"}}
+    if scheme == "az" and not any(env.get(name) for name in _AZURE_FROM_ENVIRONMENT):
+        if all(env.get(name) for name in _AZURE_AS_PULUMI):
+            return {"config": {key: env[name] for name, key in _AZURE_AS_PULUMI.items()}}
+        if _has_azure_login(env):
+            return {"config": {"use_azure_cli": "true"}}
     return {}
 
 

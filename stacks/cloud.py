@@ -60,6 +60,10 @@ class Cloud(ABC):
         """Account, project or subscription that the credentials of the environment belong to."""
         return str(self._module("account").own(region))
 
+    def reader(self) -> str:
+        """Who is to read the bucket besides the nodes (see ``StackRequest``); empty where that goes without saying."""
+        return ""
+
     def size(self, outputs: Mapping[str, object]) -> GroupSize:
         """Of the group of machines. ``outputs`` are the stack's (see ``program``)."""
         found: GroupSize = self._module("size").size(outputs)

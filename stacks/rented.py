@@ -76,7 +76,11 @@ class Rented:
         the next ``up`` goes on from it and ``down`` removes it.
         """
         there = cloud(request.provider)
-        request = msgspec.structs.replace(request, account=request.account or there.account(request.region))
+        request = msgspec.structs.replace(
+            request,
+            account=request.account or there.account(request.region),
+            reader=request.reader or there.reader(),
+        )
         engine = self._engine(request.cluster)
         home = _zones_in_use(there, engine)
         places = self._places(request, there, home)

@@ -61,6 +61,9 @@ class Azure(Cloud):
             "resource_group": home.name,
         }
 
+    def reader(self) -> str:
+        return str(self._module("account").reader())
+
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
         del machine
         return [Extra("public addresses", PUBLIC_ADDRESS_USD_PER_HOUR * request.nodes_max)]

@@ -7,6 +7,7 @@ Credentials are those of ``azure-identity``'s usual chain, which ends with ``az 
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
@@ -71,6 +72,17 @@ class Account:
             raise needs("azure", error) from error
         return NetworkManagementClient(self._credential, self.subscription, self._endpoint, **self._options())
 
+    def claims(self) -> Answer:
+        """What the token says of who uses it; empty if it is none that can be read. Raises ``CredentialsRefused``."""
+        with understood():
+            token = self._credential.get_token(f"{self._endpoint}/.default").token
+        payload = token.split(".")[1] if token.count(".") == 2 else ""
+        try:
+            told: Answer = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        except ValueError:
+            return {}
+        return told
+
     def got(self, path: str, version: str, **query: str) -> Answer:
         """One answer of the API, for what the clients of ``azure-mgmt-compute`` and its like do not know. A path is
         below the subscription, unless it begins with ``/``. Raises ``GpuctlError``."""
@@ -119,6 +131,14 @@ def own(region: str) -> str:  # noqa: ARG001
     account = connecting()
     who(account)
     return account.subscription
+
+
+def reader(account: Account | None = None) -> str:
+    """See ``cloud.Cloud.reader``: whose log-in this is, as its token tells (learn.microsoft.com, "Access token claims
+    reference": only a person's has ``scp``); empty if it is none that can be read."""
+    claims = (account or connecting()).claims()
+    kind = "User" if "scp" in claims or claims.get("idtyp") == "user" else "ServicePrincipal"
+    return f"{kind}:{claims['oid']}" if claims.get("oid") else ""
 
 
 def connecting(subscription: str = "", credential: Any = None, endpoint: str = "") -> Account:

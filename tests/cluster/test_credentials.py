@@ -70,3 +70,15 @@ def test_who_is_logged_in_to_azure_is_asked_through_its_command(home: Path, monk
     assert of_this_user("az", {"account_key": "k"}) == {}
     monkeypatch.setenv("AZURE_CLIENT_ID", "1")
     assert of_this_user("az", {}) == {}
+
+
+def test_a_service_principal_by_pulumis_names_gets_into_the_bucket_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of gpuctl is one user: Pulumi makes the cluster with these."""
+    whole = {"ARM_CLIENT_ID": "me", "ARM_CLIENT_SECRET": "secret", "ARM_TENANT_ID": "tenant"}
+    given = {"client_id": "me", "client_secret": "secret", "tenant_id": "tenant"}
+    assert of_this_user("az", {}, whole) == {"config": given}
+    assert of_this_user("az", {}, {**whole, "ARM_CLIENT_SECRET": ""}) == {}
+    assert of_this_user("az", {}, {**whole, "AZURE_CLIENT_ID": "another"}) == {}
+    for name, value in whole.items():
+        monkeypatch.setenv(name, value)
+    open_bucket("az://container/prefix?account_name=account")  # obstore knows these names
