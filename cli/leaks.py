@@ -41,7 +41,7 @@ def verb(
     if as_json:
         out_json({**msgspec.to_builtins(scan), "usd_per_hour": scan.usd_per_hour})
     else:
-        _show(scan)
+        _show(scan, name)
     if scan.found:
         raise GpuctlError(
             f"{count(len(scan.found), 'thing')} there, ${scan.usd_per_hour:.2f}/h", "gpuctl down, or delete by hand"
@@ -57,7 +57,7 @@ def _usual_cloud(cluster: str | None) -> str:
     return configured if configured in CLOUDS else "aws"
 
 
-def _show(scan: Scan) -> None:
+def _show(scan: Scan, name: str) -> None:
     if scan.found:
         header = ("CLUSTER", "KIND", "ID", "ABOUT", "REGION", "$/H")
         for line in table(header, [_row(one) for one in scan.found], give=[3, 2]):
@@ -65,7 +65,7 @@ def _show(scan: Scan) -> None:
     for line in scan.unseen:
         say(f"not seen: {line}")
     if not scan.found and not scan.unseen:
-        say(f"nothing is left in {', '.join(scan.regions)}")
+        say(f"nothing is left on {name}, in {', '.join(scan.regions)}")
 
 
 def _row(one: Leftover) -> list[str]:

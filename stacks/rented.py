@@ -93,12 +93,11 @@ class Rented:
             except NoCapacity as error:
                 if home is not None:
                     raise NoCapacity(error.message, "wait longer (--wait), or ask for fewer (--nodes)") from error
+                there.resize(engine.outputs(), 0)  # none comes when nobody waits for it any more
                 if number + 1 == len(places):
-                    there.resize(engine.outputs(), 0)  # none comes when nobody waits for it any more
                     raise NoCapacity(error.message, _otherwise(request)) from error
                 self._say(f"{_place(here)}: {error.message}")
                 self._say(f"giving up {_place(here)}, next is {', '.join(places[number + 1])}")
-                self._clear(here, engine, there, force)
         raise AssertionError("no zone was tried")
 
     def down(self, request: StackRequest, *, force: bool = False) -> list[str]:
@@ -174,8 +173,8 @@ class Rented:
         return made
 
     def _leave(self, request: StackRequest, engine: Changes, force: bool) -> None:
-        """What an earlier ``up`` has made, and has got no machines for, goes first if it was for others than these or
-        elsewhere: much of it cannot be changed. The bucket stays."""
+        """What was made before, and has got no machines, goes first if it was for others than these or elsewhere: much
+        of it cannot be changed. The bucket stays."""
         before = last_up.find(request.cluster)
         if before is None or _for_good(before.request) == _for_good(request):
             return
@@ -188,12 +187,6 @@ class Rented:
             raise
         self._destroy(engine, force)
         self._say(f"{_place(before.request)} is cleared")
-
-    def _clear(self, request: StackRequest, engine: Changes, there: Cloud, force: bool) -> None:
-        """No machine of a zone that was given up comes after all."""
-        there.resize(engine.outputs(), 0)
-        self._destroy(engine, force)
-        self._say(f"{_place(request)} is cleared")
 
     def _destroy(self, engine: Changes, force: bool) -> None:
         for late_s in _LATE_S:

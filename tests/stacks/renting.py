@@ -58,23 +58,27 @@ class User(ABC):
 
 Booting = Callable[[Callable[[str], bool]], None]
 """Has every machine become a node, as soon as it is there, for which what it is given is true; the others fail to
-boot."""
+boot. Called again, what it was given before counts no more, and machines that were there have lost their power."""
 
 
 @contextmanager
 def machines_boot(user: User) -> Iterator[Booting]:
-    over = threading.Event()
-    threads: list[threading.Thread] = []
+    playing: list[tuple[threading.Event, threading.Thread]] = []
+
+    def end() -> None:
+        for over, thread in playing:
+            over.set()
+            thread.join(30)
 
     def begin(comes: Callable[[str], bool]) -> None:
+        end()
+        over = threading.Event()
         thread = threading.Thread(target=_boot, args=(user, comes, over), daemon=True)
         thread.start()
-        threads.append(thread)
+        playing.append((over, thread))
 
     yield begin
-    over.set()
-    for thread in threads:
-        thread.join(30)
+    end()
 
 
 def _boot(user: User, comes: Callable[[str], bool], over: threading.Event) -> None:

@@ -308,7 +308,7 @@ def test_the_verb_lists_what_is_there_and_fails(api: Api, tmp_path: Path) -> Non
 
 def test_the_verb_is_content_where_nothing_is_left(api: Api, tmp_path: Path) -> None:
     done = gpuctl(environment(tmp_path, api), "leaks", "--provider", "azure", "-c", "gone")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "nothing is left in all regions\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "nothing is left on azure, in all regions\n")
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     done = account.run("down", "-y")
     assert done.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
     done = account.run("leaks", "--provider", "azure")
-    assert (done.stdout, done.stderr) == ("", "nothing is left in all regions\n")
+    assert (done.stdout, done.stderr) == ("", "nothing is left on azure, in all regions\n")
     assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
     assert account.run("status", code=2).stderr.startswith(f"error: there is no cluster named '{account.cluster}'")
 

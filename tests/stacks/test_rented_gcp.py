@@ -100,7 +100,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     bucket.put("jobs/a-1/checkpoints/part", b"kept")
     assert owner.run("down", "-y").stdout.splitlines()[0] == f"cluster {owner.cluster} is down"
     done = owner.run("leaks", "--provider", "gcp")
-    assert (done.stdout, done.stderr) == ("", "nothing is left in europe-west4, us-central1\n")
+    assert (done.stdout, done.stderr) == ("", "nothing is left on gcp, in europe-west4, us-central1\n")
     assert [one for one in owner.held.things.values() if not one.get("deleted")] == []
     assert owner.held.policy["bindings"] == []
     assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
