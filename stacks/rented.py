@@ -31,14 +31,13 @@ from gpuctl.stacks.last_up import LastUp, NodeTerms
 from gpuctl.stacks.machines import MachineType, catalog
 from gpuctl.stacks.provider import Say, agree_on_spec, forget_nodes
 from gpuctl.stacks.request import StackRequest
+from gpuctl.stacks.standing import for_good, refuse_changes
 
 _LATE_S = (10.0, 20.0, 40.0, 80.0, 160.0)
 """Between tries to destroy: a placement group goes after its machines have, a network after its cards have."""
 _BUCKET_S = 600.0
 """A new bucket, and above all the right to write to it, take a while to be known everywhere: Azure says up to ten
 minutes (learn.microsoft.com, "Troubleshoot Azure RBAC")."""
-_APART = {True: "side by side", False: "apart"}
-"""By ``request.placement``."""
 
 
 class Changes(Protocol):
@@ -136,7 +135,7 @@ class Rented:
     def _places(self, request: StackRequest, there: Cloud, home: tuple[str, ...] | None) -> list[tuple[str, ...]]:
         """The zones to be tried, one after the other; only ``home``, if there are machines."""
         if home is not None:
-            _stays_as_it_is(request, home)
+            refuse_changes(last_up.of(request.cluster).request, request, home)
             return [home]
         if request.zones or not there.first_zone:
             return [request.zones]
@@ -176,7 +175,7 @@ class Rented:
         """What was made before, and has got no machines, goes first if it was for others than these or elsewhere: much
         of it cannot be changed. The bucket stays."""
         before = last_up.find(request.cluster)
-        if before is None or _for_good(before.request) == _for_good(request):
+        if before is None or for_good(before.request) == for_good(request):
             return
         try:
             if not engine.resources():
@@ -261,40 +260,10 @@ def _zones_in_use(there: Cloud, engine: Changes) -> tuple[str, ...] | None:
         return None
 
 
-def _for_good(request: StackRequest) -> tuple[object, ...]:
-    """What one cloud or another lets nobody change of a group, or of what it is in."""
-    return request.region, request.zones, request.type, request.spot, request.placement
-
-
 def _otherwise(request: StackRequest) -> str:
     """What to do where no place had machines."""
     other = f"name another {'--zone' if request.zones else '--region'} or --type"
     return f"wait longer (--wait), {other}, or --on-demand" if request.spot else f"wait longer (--wait), or {other}"
-
-
-def _terms(request: StackRequest) -> str:
-    return "as spot" if request.spot else "on demand"
-
-
-def _stays_as_it_is(request: StackRequest, zones: tuple[str, ...]) -> None:
-    """What of a cluster with machines cannot change. Raises ``BadInput``."""
-    before = last_up.of(request.cluster).request
-    same = {
-        "machines of": (before.type, request.type),
-        "machines in": (before.region, request.region),
-        "machines in zone": (", ".join(zones), ", ".join(request.zones or zones)),
-        # No cloud deletes a placement that machines are in.
-        "machines that were to be": (_APART[before.placement], _APART[request.placement]),
-        "its bucket at": (before.bucket_url(), request.bucket_url()),
-    }
-    if request.provider == "azure":  # elsewhere the next machines are of the other kind
-        same["machines"] = _terms(before), _terms(request)
-    for what, (is_so, asked) in same.items():
-        if is_so != asked:
-            raise BadInput(
-                f"{request.cluster} has {what} {is_so}, not {asked}",
-                "run `gpuctl down` first, or choose another name with --cluster",
-            )
 
 
 def _kept(request: StackRequest, engine: Changes) -> str:
