@@ -339,6 +339,7 @@ class Agent:
         if self._active:
             self._active.run.kill()
         self._containers.stop()
+        self._heartbeat.end()  # else a last one may come after it is rubbed out, and the node seems to be there
         with contextlib.suppress(GpuctlError):
             self._store.delete([layout.node(self._identity.node)])
             stays.note_end(self._store, self._identity.node, self._clock.time())

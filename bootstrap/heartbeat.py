@@ -22,12 +22,15 @@ class Heartbeat:
         self._record = record
         self._beat = 0
         self._lock = threading.Lock()
+        self._ended = False
         self.told_of_notice = False
         """The others can know that this node will be taken."""
 
     def send(self) -> None:
         """One beat now, because there is something new in it. Raises as ``Store.put`` does."""
         with self._lock:
+            if self._ended:
+                return
             self._beat += 1
             record = self._record(self._beat)
             self._store.put(layout.node(record.node), encode(record))
@@ -37,6 +40,11 @@ class Heartbeat:
         """Beat regularly from now on, as long as ``is_well``: an agent whose loop turns no more must not look alive, or
         nobody would take over from it."""
         threading.Thread(target=self._beat_on, args=(is_well,), name="heartbeat", daemon=True).start()
+
+    def end(self) -> None:
+        """The last beat has been sent when this returns: nothing overwrites what is said of the node from now on."""
+        with self._lock:
+            self._ended = True
 
     def _beat_on(self, is_well: Callable[[], bool]) -> None:
         while True:

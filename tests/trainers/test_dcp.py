@@ -372,7 +372,7 @@ def test_a_target_of_another_dtype_or_layout_gets_the_same_numbers(file_url: str
 def test_a_save_and_a_load_hold_no_more_than_they_say(file_url: str) -> None:
     ((saving, loading),) = run(1, planned.growth, file_url)
     assert saving < 64, "ten parts of 4 MiB, and what the machinery needs"
-    assert loading < 64 + 12
+    assert loading < 64 + 20, "what may be on its way, and what the machinery needs"
 
 
 def test_a_step_is_needed_to_save_and_can_be_chosen_to_load(file_url: str, tmp_path: Path) -> None:
