@@ -175,15 +175,8 @@ class Rented:
         """What was made before, and has got no machines, goes first if it was for others than these or elsewhere: much
         of it cannot be changed. The bucket stays."""
         before = last_up.find(request.cluster)
-        if before is None or for_good(before.request) == for_good(request):
+        if before is None or for_good(before.request) == for_good(request) or not _resources(engine):
             return
-        try:
-            if not engine.resources():
-                return
-        except StackFailed as failed:
-            if failed.kind is Failure.NO_STACK:
-                return
-            raise
         self._destroy(engine, force)
         self._say(f"{_place(before.request)} is cleared")
 
@@ -266,16 +259,22 @@ def _otherwise(request: StackRequest) -> str:
     return f"wait longer (--wait), {other}, or --on-demand" if request.spot else f"wait longer (--wait), or {other}"
 
 
+def _resources(engine: Changes) -> tuple[str, ...]:
+    """What the stack knows to be there; nothing, if there is no stack."""
+    try:
+        return engine.resources()
+    except StackFailed as failed:
+        if failed.kind is not Failure.NO_STACK:
+            raise
+        return ()
+
+
 def _kept(request: StackRequest, engine: Changes) -> str:
     """The URL of the bucket that an earlier cluster of this name has left, for the program to use and not to make."""
     if request.bucket:
         return request.bucket
-    try:
-        if any(line.rpartition(" ")[0].endswith((":Bucket", ":BlobContainer")) for line in engine.resources()):
-            return ""  # the stack's own
-    except StackFailed as failed:
-        if failed.kind is not Failure.NO_STACK:
-            raise
+    if any(line.rpartition(" ")[0].endswith((":Bucket", ":BlobContainer")) for line in _resources(engine)):
+        return ""  # the stack's own
     try:
         open_bucket(request.bucket_url(), patience_s=0.0).get(layout.CLUSTER)
     except (StoreError, StoreUnavailable):
