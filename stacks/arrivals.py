@@ -7,7 +7,7 @@ keeps them from being nodes is ours, and the same in every zone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuctl.cluster import layout
@@ -19,10 +19,19 @@ from gpuctl.cluster.status import read_heartbeats
 from gpuctl.stacks.cloud import Cloud, GroupSize
 from gpuctl.stacks.provider import Say
 
+_FIRST_LOOK_S = 0.25
 _LOOK_S = 3.0
 BOOT_S = 20 * 60.0
 """Longest from a machine that runs to a node that lives: a driver and torch take most of it where the image has
 neither."""
+
+
+def pauses_between_looks(longest_s: float) -> Iterator[float]:
+    """Seconds, for ever: short at first, as what is waited for may be there already."""
+    pause_s = _FIRST_LOOK_S
+    while True:
+        yield min(pause_s, longest_s)
+        pause_s = min(2 * pause_s, longest_s)
 
 
 class NoCapacity(GpuctlError):
@@ -87,6 +96,7 @@ class Arrivals:
         """
         began = self._now()
         running_since: float | None = None
+        pauses = pauses_between_looks(_LOOK_S)
         while True:
             sight = self.look()
             self._tell(sight)
@@ -110,7 +120,7 @@ class Arrivals:
                 raise GpuctlError(
                     f"{len(sight.live)} of {wanted.fewest} nodes live {waited_min}", "see gpuctl logs --boot NODE"
                 )
-            self._pause(_LOOK_S)
+            self._pause(next(pauses))
 
     def look(self) -> Sight:
         size = self._there.size(self._outputs)

@@ -21,7 +21,7 @@ from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, StoreError, StoreUnavailable
 from gpuctl.cluster.records import ClusterSpec, Promised, encode
 from gpuctl.stacks import known, last_up, package, ssh_config
-from gpuctl.stacks.arrivals import Arrivals, NoCapacity, Wanted
+from gpuctl.stacks.arrivals import Arrivals, NoCapacity, Wanted, pauses_between_looks
 from gpuctl.stacks.cloud import Cloud, NoGroup, cloud
 from gpuctl.stacks.failures import Failure, StackFailed
 from gpuctl.stacks.gcp import NOTICE_S
@@ -35,6 +35,7 @@ from gpuctl.stacks.standing import for_good, refuse_changes
 
 _LATE_S = (10.0, 20.0, 40.0, 80.0, 160.0)
 """Between tries to destroy: a placement group goes after its machines have, a network after its cards have."""
+_BUCKET_LOOK_S = 2.0
 _BUCKET_S = 600.0
 """A new bucket, and above all the right to write to it, take a while to be known everywhere: Azure says up to ten
 minutes (learn.microsoft.com, "Troubleshoot Azure RBAC")."""
@@ -196,6 +197,7 @@ class Rented:
         bucket = open_bucket(url)
         until = self._now() + _BUCKET_S
         told = False
+        pauses = pauses_between_looks(_BUCKET_LOOK_S)
         while True:
             try:
                 probe(bucket)
@@ -206,7 +208,7 @@ class Rented:
                 if not told:
                     self._say(f"waiting for the new bucket: {error.message}")
                 told = True
-            self._pause(2.0)
+            self._pause(next(pauses))
 
 
 def told(request: StackRequest, gpuctl: Package, terms: NodeTerms) -> StackRequest:

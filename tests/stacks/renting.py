@@ -10,19 +10,21 @@ import sys
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
+
+import msgspec
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket
-from gpuctl.cluster.records import BootReport, NodeRecord, decode, encode
+from gpuctl.cluster.records import BootReport, ClusterSpec, NodeRecord, decode, encode
 from gpuctl.stacks.known import KnownCluster
 from tests.stacks import pulumi_cli
 
 
 class User(ABC):
-    """With gpuctl, and a stand-in for Pulumi on PATH."""
+    """With gpuctl, and a stand-in for Pulumi on PATH. At its end as a context no machine boots any more."""
 
     up_flags: tuple[str, ...]
     """Of every ``up``: the provider, and a type."""
@@ -34,6 +36,13 @@ class User(ABC):
         # The installed command is beside the interpreter.
         path = f"{pulumi_cli.install(folder / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env = {**os.environ, "PATH": path, "GPUCTL_STATE_DIR": str(folder / "state"), **env}
+        self._booting: tuple[threading.Event, threading.Thread] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_booting()
 
     def run(self, *args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gpuctl.cli.main", *args, "--cluster", self.cluster]
@@ -51,54 +60,54 @@ class User(ABC):
     def bucket(self) -> Bucket:
         return open_bucket(self.known().bucket)
 
+    def spec(self) -> ClusterSpec:
+        return decode(self.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+
+    def last_up(self) -> dict[str, Any]:
+        """What was asked for."""
+        return dict(msgspec.json.decode(self.last_up_path().read_bytes())["request"])
+
+    def last_up_path(self) -> Path:
+        return self.folder / "state" / "pulumi" / self.cluster / "up.json"
+
     @abstractmethod
     def machines(self) -> list[str]:
         """Names of those that the cluster has."""
 
+    def boot_machines(self, comes: Callable[[str], bool] = lambda _name: True) -> None:
+        """From now on every machine becomes a node, as soon as it is there, for whose name ``comes`` says so; the
+        others fail to boot. What was said of it before counts no more, and machines that were there have lost their
+        power."""
+        self._end_booting()
+        over = threading.Event()
+        thread = threading.Thread(target=self._boot, args=(comes, over), daemon=True)
+        thread.start()
+        self._booting = over, thread
 
-Booting = Callable[[Callable[[str], bool]], None]
-"""Has every machine become a node, as soon as it is there, for which what it is given is true; the others fail to
-boot. Called again, what it was given before counts no more, and machines that were there have lost their power."""
-
-
-@contextmanager
-def machines_boot(user: User) -> Iterator[Booting]:
-    playing: list[tuple[threading.Event, threading.Thread]] = []
-
-    def end() -> None:
-        for over, thread in playing:
+    def _end_booting(self) -> None:
+        if self._booting is not None:
+            over, thread = self._booting
             over.set()
             thread.join(30)
 
-    def begin(comes: Callable[[str], bool]) -> None:
-        end()
-        over = threading.Event()
-        thread = threading.Thread(target=_boot, args=(user, comes, over), daemon=True)
-        thread.start()
-        playing.append((over, thread))
-
-    yield begin
-    end()
-
-
-def _boot(user: User, comes: Callable[[str], bool], over: threading.Event) -> None:
-    comes_up: dict[str, bool] = {}
-    beat = 0
-    while not over.wait(0.2):
-        beat += 1
-        try:
-            bucket, machines = user.bucket(), user.machines()
-            if bucket.get(layout.CLUSTER) is None:
+    def _boot(self, comes: Callable[[str], bool], over: threading.Event) -> None:
+        comes_up: dict[str, bool] = {}
+        beat = 0
+        while not over.wait(0.2):
+            beat += 1
+            try:
+                bucket, machines = self.bucket(), self.machines()
+                if bucket.get(layout.CLUSTER) is None:
+                    continue
+            except Exception:  # noqa: BLE001 - nothing is there yet
                 continue
-        except Exception:  # noqa: BLE001 - nothing is there yet
-            continue
-        for name in machines:
-            is_new = name not in comes_up
-            if is_new:
-                comes_up[name] = comes(name)
-            if comes_up[name]:
-                record = NodeRecord(node=name, incarnation="i", beat=beat, address="10.0.0.1", port=1)
-                bucket.put(layout.node(name), encode(record))
-            elif is_new:
-                report = BootReport(node=name, state="failed", step="driver", reason="nvidia-smi finds no GPU")
-                bucket.put(layout.boot_report(name), encode(report))
+            for name in machines:
+                is_new = name not in comes_up
+                if is_new:
+                    comes_up[name] = comes(name)
+                if comes_up[name]:
+                    record = NodeRecord(node=name, incarnation="i", beat=beat, address="10.0.0.1", port=1)
+                    bucket.put(layout.node(name), encode(record))
+                elif is_new:
+                    report = BootReport(node=name, state="failed", step="driver", reason="nvidia-smi finds no GPU")
+                    bucket.put(layout.boot_report(name), encode(report))

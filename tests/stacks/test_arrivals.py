@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.records import NodeRecord, encode
-from gpuctl.stacks.arrivals import Arrivals, Wanted
+from gpuctl.stacks.arrivals import Arrivals, Wanted, pauses_between_looks
 from gpuctl.stacks.cloud import Cloud, GroupSize
 
 
@@ -57,3 +58,7 @@ def test_a_node_that_was_there_before_is_seen_to_live_by_its_next_heartbeat(file
     )
     assert arrivals.wait(Wanted(1, 1, 60.0)) == 1
     assert next(beats) == 3
+
+
+def test_looks_are_close_at_first_and_then_every_few_seconds() -> None:
+    assert list(islice(pauses_between_looks(3.0), 6)) == [0.25, 0.5, 1.0, 2.0, 3.0, 3.0]

@@ -20,7 +20,6 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import boto3
-import msgspec
 import pytest
 
 from gpuctl.cluster import layout
@@ -29,7 +28,7 @@ from gpuctl.cluster.records import ClusterSpec, decode
 from gpuctl.stacks.failures import Failure, StackFailed
 from gpuctl.stacks.rented import Rented
 from gpuctl.stacks.request import StackRequest
-from tests.stacks.renting import Booting, User, machines_boot
+from tests.stacks.renting import User
 from tests.stacks.samples import asked
 from tests.stacks.test_aws_checks import quota, simulated
 from tests.stacks.test_aws_leaks import NOTHING
@@ -70,24 +69,12 @@ def account(aws_account: None, s3_endpoint: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
     without: list[str] = []
     vcpus = [384]
-    with amazon(s3_endpoint, without, vcpus) as endpoint:
-        yield Account(tmp_path, endpoint, without, vcpus)
+    with amazon(s3_endpoint, without, vcpus) as endpoint, Account(tmp_path, endpoint, without, vcpus) as account:
+        yield account
 
 
-@pytest.fixture
-def booting(account: Account) -> Iterator[Booting]:
-    with machines_boot(account) as begin:
-        yield begin
-
-
-def _all(_name: str) -> bool:
-    return True
-
-
-def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(
-    account: Account, booting: Booting
-) -> None:
-    booting(_all)
+def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(account: Account) -> None:
+    account.boot_machines()
     done = account.up()
     assert f"cluster {account.cluster} is up: 2 nodes (aws)" in done.stdout
     group = account.group()
@@ -96,9 +83,9 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     bucket = account.bucket()
     spec = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
     assert (spec.name, spec.provider, spec.nodes_max, spec.slots) == (account.cluster, "aws", 2, 1)
-    wheels = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
-    assert len(wheels) == 1
-    assert wheels[0] in _user_data(account), "the machines are told of another wheel than the one that is there"
+    (wheel,) = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
+    assert wheel in account.last_up()["user_data"], "the machines are told of another wheel than the one that is there"
+    assert account.last_up_path().stat().st_mode & 0o077 == 0
 
     line = "error: aws takes machines when it wants to; try it on --provider local\n"
     assert account.run("preempt", account.machines()[0], code=2).stderr == line
@@ -113,22 +100,14 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     assert account.run("status", code=2).stderr.startswith(f"error: there is no cluster named '{account.cluster}'")
 
 
-def _user_data(account: Account) -> str:
-    note = account.folder / "state" / "pulumi" / account.cluster / "up.json"
-    assert note.stat().st_mode & 0o077 == 0
-    return str(msgspec.json.decode(note.read_bytes())["request"]["user_data"])
-
-
-def test_it_grows_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
-    account: Account, booting: Booting
-) -> None:
-    booting(_all)
+def test_it_grows_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(account: Account) -> None:
+    account.boot_machines()
     account.up(nodes="1")
     (first,) = account.machines()
-    token = decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, "").token
+    token = account.spec().token
     account.up(nodes="1:3")
     assert len(account.machines()) == 3 and first in account.machines()
-    assert decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, "").token == token
+    assert account.spec().token == token
 
     group = account.group()["AutoScalingGroupName"]
     account.groups.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
@@ -143,8 +122,8 @@ def test_it_grows_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
     assert open_bucket(url).list("") == []
 
 
-def test_machines_that_cannot_boot_are_named_with_their_reason(account: Account, booting: Booting) -> None:
-    booting(lambda _name: False)
+def test_machines_that_cannot_boot_are_named_with_their_reason(account: Account) -> None:
+    account.boot_machines(lambda _name: False)
     done = account.up(code=1)
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
@@ -155,14 +134,14 @@ def test_machines_that_cannot_boot_are_named_with_their_reason(account: Account,
     account.run("down", "-y")
 
 
-def test_with_fewer_than_asked_for_it_goes_on_once_they_had_their_time(account: Account, booting: Booting) -> None:
+def test_with_fewer_than_asked_for_it_goes_on_once_they_had_their_time(account: Account) -> None:
     lucky: list[str] = []
 
     def comes(name: str) -> bool:
         lucky.append(name)
         return len(lucky) == 1
 
-    booting(comes)
+    account.boot_machines(comes)
     began = time.monotonic()
     done = account.up("--wait", "0.1", nodes="1:2")
     assert time.monotonic() - began > 6
@@ -170,8 +149,8 @@ def test_with_fewer_than_asked_for_it_goes_on_once_they_had_their_time(account: 
     account.run("down", "-y")
 
 
-def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(account: Account, booting: Booting) -> None:
-    booting(_all)
+def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(account: Account) -> None:
+    account.boot_machines()
     account.without.append("us-east-1a")
     said = account.up("--wait", "0.01").stderr
     assert "zones to try: us-east-1a, us-east-1b" in said
@@ -181,9 +160,9 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(account: A
     account.run("down", "-y")
 
 
-def test_a_type_that_is_sold_in_some_zones_only_is_asked_for_there(account: Account, booting: Booting) -> None:
+def test_a_type_that_is_sold_in_some_zones_only_is_asked_for_there(account: Account) -> None:
     """moto sells it in b and c."""
-    booting(_all)
+    account.boot_machines()
     line = "machines: there is no p4de.24xlarge in us-east-1a; --zone us-east-1b or us-east-1c has it"
     ask = ["--provider", "aws", "--type", "p4de.24xlarge", "--nodes", "1"]
     assert f"error: {line}" in account.run("up", *ask, "-y", "--zone", "us-east-1a", code=2).stderr
@@ -196,8 +175,8 @@ def test_a_type_that_is_sold_in_some_zones_only_is_asked_for_there(account: Acco
     account.run("down", "-y")
 
 
-def test_what_is_not_said_again_stays_as_it_was(account: Account, booting: Booting) -> None:
-    booting(_all)
+def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
+    account.boot_machines()
     account.up("--zone", "us-east-1c", "--on-demand", "--idle-minutes", "60", nodes="1:2")
     (first, second) = account.machines()
     again = account.run("up", "-y", "--nodes", "1:3")
@@ -205,10 +184,10 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account, booting: Booti
     assert "zones to try" not in again.stderr
     assert {first, second} < set(account.machines()) and len(account.machines()) == 3
     assert account.group()["AvailabilityZones"] == ["us-east-1c"]
-    spec = decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+    spec = account.spec()
     assert (spec.idle_minutes, spec.stall_minutes) == (60, 30)
     account.run("up", "-y", "--stall-minutes", "5")
-    spec = decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
+    spec = account.spec()
     assert (spec.idle_minutes, spec.stall_minutes, spec.nodes_min, spec.nodes_max) == (60, 5, 1, 3)
 
     hint = "run `gpuctl down` first, or choose another name with --cluster"
@@ -295,8 +274,8 @@ in the Availability Zone you requested (us-east-1a).</StatusMessage></member></A
 }
 
 
-def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account, booting: Booting) -> None:
-    booting(_all)
+def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account) -> None:
+    account.boot_machines()
     account.up(nodes="1")
     ec2 = boto3.client("ec2", region_name="us-east-1")
     tags = [{"ResourceType": "volume", "Tags": [{"Key": "gpuctl:cluster", "Value": account.cluster}]}]
@@ -356,10 +335,10 @@ def test_nothing_else_is_and_not_for_ever(
     assert times - engine.times == (6 if kind is Failure.RESOURCE else 1)
 
 
-def test_down_with_credentials_of_another_account_proves_nothing(account: Account, booting: Booting) -> None:
-    booting(_all)
+def test_down_with_credentials_of_another_account_proves_nothing(account: Account) -> None:
+    account.boot_machines()
     account.up(nodes="1")
-    note = account.folder / "state" / "pulumi" / account.cluster / "up.json"
+    note = account.last_up_path()
     note.write_bytes(note.read_bytes().replace(b'"account":"123456789012"', b'"account":"999999999999"'))
     line = f"error: {account.cluster} is in account 999999999999, and these credentials are of 123456789012"
     assert account.run("down", "-y", code=2).stderr.startswith(line)

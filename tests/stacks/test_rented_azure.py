@@ -9,19 +9,16 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import open_bucket
-from gpuctl.cluster.records import ClusterSpec, decode
 from gpuctl.stacks.request import StackRequest
 from tests.stacks import azure_api, azure_blobs
 from tests.stacks.azure_api import SUBSCRIPTION, Api, recorded
 from tests.stacks.azure_cloud import NO_ROOM, Subscription
-from tests.stacks.renting import Booting, User, machines_boot
+from tests.stacks.renting import User
 from tests.stores import azurite
 
 TYPE = "Standard_ND96asr_v4"
@@ -86,10 +83,6 @@ class Account(User):
     def size(self) -> int:
         return int(self.there.scale_set(self.cluster)["sku"]["capacity"])
 
-    def last(self) -> dict[str, Any]:
-        note = self.folder / "state" / "pulumi" / self.cluster / "up.json"
-        return dict(msgspec.json.decode(note.read_bytes())["request"])
-
 
 @pytest.fixture
 def account(azurite_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
@@ -105,8 +98,9 @@ def account(azurite_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with (
         azure_api.serving(answers, there.live) as api,
         azure_blobs.serving(azurite_endpoint, there) as storage,
+        Account(tmp_path, there, api, storage, monkeypatch) as account,
     ):
-        yield Account(tmp_path, there, api, storage, monkeypatch)
+        yield account
 
 
 _IMAGES = {
@@ -116,36 +110,19 @@ _IMAGES = {
 }
 
 
-@pytest.fixture
-def booting(account: Account) -> Iterator[Booting]:
-    with machines_boot(account) as begin:
-        yield begin
-
-
-def _all(_name: str) -> bool:
-    return True
-
-
-def _spec(account: Account) -> ClusterSpec:
-    return decode(account.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
-
-
-def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(
-    account: Account, booting: Booting
-) -> None:
-    booting(_all)
+def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(account: Account) -> None:
+    account.boot_machines()
     done = account.up()
     assert f"cluster {account.cluster} is up: 2 nodes (azure)" in done.stdout
     assert "waiting for the new bucket" in done.stderr
     assert account.size() == 2
     assert all(f"{name} is live" in done.stderr for name in account.machines())
     assert all(f"{name} " in account.run("status").stdout for name in account.machines())
-    spec = _spec(account)
+    spec = account.spec()
     assert (spec.name, spec.provider, spec.nodes_max, spec.slots) == (account.cluster, "azure", 2, 8)
     bucket = account.bucket()
-    wheels = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
-    assert len(wheels) == 1
-    assert wheels[0] in account.last()["user_data"], "the machines are told of another wheel than the one that is there"
+    (wheel,) = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
+    assert wheel in account.last_up()["user_data"], "the machines are told of another wheel than the one that is there"
 
     found = account.run("leaks", "--provider", "azure", code=1).stdout
     assert all(f"{account.cluster}/gpuctl-{account.cluster}/{number}" in found for number in (0, 1))
@@ -158,16 +135,14 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     assert account.run("status", code=2).stderr.startswith(f"error: there is no cluster named '{account.cluster}'")
 
 
-def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
-    account: Account, booting: Booting
-) -> None:
-    booting(_all)
+def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(account: Account) -> None:
+    account.boot_machines()
     account.up(nodes="1")
     (first,) = account.machines()
-    token = _spec(account).token
+    token = account.spec().token
     account.up(nodes="1:3")
     assert len(account.machines()) == 3 and first in account.machines()
-    assert _spec(account).token == token
+    assert account.spec().token == token
 
     account.there.take(account.cluster, account.machines()[1])
     account.there.take(account.cluster, account.machines()[1])
@@ -179,28 +154,28 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
 
     url = account.known().bucket
     account.run("down", "-y")
-    booting(_all)  # the new scale set's machines have the names of the old one's
+    account.boot_machines()  # the new scale set's machines have the names of the old one's
     account.up(nodes="1")
     assert account.known().bucket == url
     account.run("down", "-y", "--delete-checkpoints", account.cluster)
     assert open_bucket(url).list("") == []
 
 
-def test_a_scale_set_that_was_deleted_is_made_anew_and_waited_for(account: Account, booting: Booting) -> None:
+def test_a_scale_set_that_was_deleted_is_made_anew_and_waited_for(account: Account) -> None:
     """Its machines have the names of the old one's, which have told that they live."""
-    booting(_all)
+    account.boot_machines()
     account.up(nodes="1")
     old = account.machines()
     account.there.live("DELETE", account.there.scale_set(account.cluster)["id"], None)
-    booting(lambda _name: False)
+    account.boot_machines(lambda _name: False)
     done = account.run("repair", code=1)
     assert account.machines() == old
     assert done.stderr.splitlines()[-1].startswith(f"error: {old[0]} could not boot: ")
     account.run("down", "-y")
 
 
-def test_a_region_without_machines_says_why_and_another_one_may_have_them(account: Account, booting: Booting) -> None:
-    booting(_all)
+def test_a_region_without_machines_says_why_and_another_one_may_have_them(account: Account) -> None:
+    account.boot_machines()
     account.there.without.append(EAST)
     line = account.up("--wait", "0.01", code=1).stderr.splitlines()[-1]
     assert line == (
@@ -216,21 +191,21 @@ def test_a_region_without_machines_says_why_and_another_one_may_have_them(accoun
     assert account.run("leaks", "--provider", "azure").stdout == ""
 
 
-def test_after_down_it_may_come_back_in_another_region(account: Account, booting: Booting) -> None:
+def test_after_down_it_may_come_back_in_another_region(account: Account) -> None:
     """Azure lets no resource group move, and the one of the bucket stays."""
-    booting(_all)
+    account.boot_machines()
     account.up(nodes="1")
     account.run("down", "-y")
     account.go_to("westeurope")
-    booting(_all)
+    account.boot_machines()
     account.up("--region", "westeurope", nodes="1")
     assert account.there.scale_set(account.cluster)["location"] == "westeurope"
     account.run("down", "-y")
     assert account.run("leaks", "--provider", "azure").stdout == ""
 
 
-def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account, booting: Booting) -> None:
-    booting(_all)
+def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account) -> None:
+    account.boot_machines()
     account.up(nodes="1")
     account.there.put("resourceGroups/theirs", location=EAST)
     disk = account.there.put(
@@ -261,16 +236,16 @@ def test_what_the_subscription_may_not_have_is_not_begun(account: Account) -> No
     assert not (account.folder / "state" / "pulumi").exists()
 
 
-def test_what_is_not_said_again_stays_as_it_was(account: Account, booting: Booting) -> None:
-    booting(_all)
+def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
+    account.boot_machines()
     account.up("--zone", "2", "--on-demand", "--idle-minutes", "60", nodes="1:2")
     before = set(account.machines())
     again = account.run("up", "-y", "--nodes", "1:3")
     assert again.stdout.startswith(f"3 x {TYPE} (8 A100-40GB, on demand) in eastus, azure\n")
     assert before < set(account.machines()) and len(account.machines()) == 3
     assert account.there.scale_set(account.cluster)["zones"] == ["2"]
-    assert (account.last()["spot"], account.last()["zones"]) == (False, ["2"])
-    assert (_spec(account).idle_minutes, _spec(account).nodes_max) == (60, 3)
+    assert (account.last_up()["spot"], account.last_up()["zones"]) == (False, ["2"])
+    assert (account.spec().idle_minutes, account.spec().nodes_max) == (60, 3)
 
     hint = "run `gpuctl down` first, or choose another name with --cluster"
     for said, line in {

@@ -12,15 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import open_bucket
-from gpuctl.cluster.records import ClusterSpec, decode
 from tests.stacks.google import PROJECT, URL, Asked, Google, refusal
 from tests.stacks.google_held import OF_ALL, Held
-from tests.stacks.renting import Booting, User, machines_boot
+from tests.stacks.renting import User
 
 TYPE = "a2-highgpu-1g"
 REGION, FIRST, SECOND = "us-central1", "us-central1-a", "us-central1-b"
@@ -53,9 +51,6 @@ class Owner(User):
     def zone(self) -> str:
         return self.group().split("/")[3]
 
-    def spec(self) -> ClusterSpec:
-        return decode(self.bucket().get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
-
     def _region(self, _: Any) -> dict[str, Any]:
         quota = {"limit": self.gpus, "usage": float(len(self.machines()))}
         quotas = [{"metric": f"{kind}NVIDIA_A100_GPUS", **quota} for kind in ("", "PREEMPTIBLE_")]
@@ -64,27 +59,16 @@ class Owner(User):
 
 
 @pytest.fixture
-def owner(project: Google, gcs_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Owner:
+def owner(project: Google, gcs_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Owner]:
     monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("GOOGLE_BASE_URL", gcs_endpoint)
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "test")
-    return Owner(tmp_path, project)
+    with Owner(tmp_path, project) as owner:
+        yield owner
 
 
-@pytest.fixture
-def booting(owner: Owner) -> Iterator[Booting]:
-    with machines_boot(owner) as begin:
-        yield begin
-
-
-def _all(_name: str) -> bool:
-    return True
-
-
-def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(
-    owner: Owner, booting: Booting
-) -> None:
-    booting(_all)
+def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(owner: Owner) -> None:
+    owner.boot_machines()
     done = owner.up()
     assert f"cluster {owner.cluster} is up: 2 nodes (gcp)" in done.stdout
     assert (owner.zone(), len(owner.machines())) == (FIRST, 2)
@@ -93,7 +77,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     bucket, spec = owner.bucket(), owner.spec()
     assert (spec.name, spec.provider, spec.nodes_max, spec.slots) == (owner.cluster, "gcp", 2, 1)
     (wheel,) = [entry.key for entry in bucket.list(layout.BOOT) if entry.key.endswith(".whl")]
-    assert wheel in _user_data(owner), "the machines are told of another wheel than the one that is there"
+    assert wheel in owner.last_up()["user_data"], "the machines are told of another wheel than the one that is there"
     there = owner.run("leaks", code=1).stdout  # where the cluster is known to be
     assert all(f" {kind} " in there for kind in ("instance", "disk", "network", "role binding", "tag value"))
 
@@ -107,15 +91,8 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     assert owner.run("status", code=2).stderr.startswith(f"error: there is no cluster named '{owner.cluster}'")
 
 
-def _user_data(owner: Owner) -> str:
-    note = owner.folder / "state" / "pulumi" / owner.cluster / "up.json"
-    return str(msgspec.json.decode(note.read_bytes())["request"]["user_data"])
-
-
-def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
-    owner: Owner, booting: Booting
-) -> None:
-    booting(_all)
+def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(owner: Owner) -> None:
+    owner.boot_machines()
     owner.gpus = 3.0
     owner.up(nodes="1")
     (first,) = owner.machines()
@@ -142,8 +119,8 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
     assert open_bucket(url).list("") == []
 
 
-def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Owner, booting: Booting) -> None:
-    booting(_all)
+def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Owner) -> None:
+    owner.boot_machines()
     owner.held.without.append(FIRST)
     said = owner.up("--wait", "0.01").stderr
     assert f"zones to try: {FIRST}, {SECOND}" in said
@@ -162,10 +139,8 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Own
     assert owner.run("leaks", "--provider", "gcp").stdout == ""
 
 
-def test_machines_that_a_cloud_does_not_tell_of_for_a_moment_are_not_made_elsewhere(
-    owner: Owner, booting: Booting
-) -> None:
-    booting(_all)
+def test_machines_that_a_cloud_does_not_tell_of_for_a_moment_are_not_made_elsewhere(owner: Owner) -> None:
+    owner.boot_machines()
     owner.up("--zone", SECOND, nodes="1")
 
     def out_of_order(one: Asked) -> Any:
@@ -183,8 +158,8 @@ def test_machines_that_a_cloud_does_not_tell_of_for_a_moment_are_not_made_elsewh
     owner.run("down", "-y")
 
 
-def test_what_pulumi_does_not_know_of_is_found_by_its_label_and_fails_down(owner: Owner, booting: Booting) -> None:
-    booting(_all)
+def test_what_pulumi_does_not_know_of_is_found_by_its_label_and_fails_down(owner: Owner) -> None:
+    owner.boot_machines()
     owner.up(nodes="1")
     disk = f"{OF_ALL}/zones/{SECOND}/disks/scratch"
     labels = {"gpuctl-cluster": owner.cluster}
@@ -207,8 +182,8 @@ def test_what_the_project_may_not_have_is_not_begun(owner: Owner) -> None:
     assert not (owner.folder / "state" / "pulumi").exists()
 
 
-def test_what_is_not_said_again_stays_as_it_was(owner: Owner, booting: Booting) -> None:
-    booting(_all)
+def test_what_is_not_said_again_stays_as_it_was(owner: Owner) -> None:
+    owner.boot_machines()
     owner.up("--zone", SECOND, "--on-demand", "--idle-minutes", "60", nodes="1:2")
     two = set(owner.machines())
     again = owner.run("up", "-y", "--nodes", "1:3")
