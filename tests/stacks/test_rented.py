@@ -190,15 +190,9 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     spec = account.spec()
     assert (spec.idle_minutes, spec.stall_minutes, spec.nodes_min, spec.nodes_max) == (60, 5, 1, 3)
 
+    refused = account.run("up", "-y", "--type", "g5.2xlarge", code=2).stderr.splitlines()[-1]
     hint = "run `gpuctl down` first, or choose another name with --cluster"
-    for said, line in {
-        ("--type", "g5.2xlarge"): f"has machines of {TYPE}, not g5.2xlarge",
-        ("--region", "us-west-2"): "has machines in us-east-1, not us-west-2",
-        ("--zone", "us-east-1a"): "has machines in zone us-east-1c, not us-east-1a",
-        ("--bucket", "s3://another/place"): "has its bucket at ",
-    }.items():
-        refused = account.run("up", "-y", *said, code=2).stderr.splitlines()[-1]
-        assert refused.startswith(f"error: {account.cluster} {line}") and refused.endswith(f"; {hint}"), refused
+    assert refused == f"error: {account.cluster} has machines of {TYPE}, not g5.2xlarge; {hint}"
     assert len(account.machines()) == 3
     other = account.run("up", "--provider", "local", code=2).stderr
     line = f"there is a cluster {account.cluster} already, of provider aws"

@@ -171,7 +171,6 @@ def test_a_scale_set_that_was_deleted_is_made_anew_and_waited_for(account: Accou
     done = account.run("repair", code=1)
     assert account.machines() == old
     assert done.stderr.splitlines()[-1].startswith(f"error: {old[0]} could not boot: ")
-    account.run("down", "-y")
 
 
 def test_a_region_without_machines_says_why_and_another_one_may_have_them(account: Account) -> None:
@@ -247,15 +246,7 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     assert (account.last_up()["spot"], account.last_up()["zones"]) == (False, ["2"])
     assert (account.spec().idle_minutes, account.spec().nodes_max) == (60, 3)
 
+    refused = account.run("up", "-y", "--spot", code=2).stderr.splitlines()[-1]
     hint = "run `gpuctl down` first, or choose another name with --cluster"
-    for said, line in {
-        ("--type", "Standard_ND96amsr_A100_v4"): f"has machines of {TYPE}, not Standard_ND96amsr_A100_v4",
-        ("--region", "westeurope"): "has machines in eastus, not westeurope",
-        ("--zone", "1"): "has machines in zone 2, not 1",
-        ("--spot",): "has machines on demand, not as spot",
-        ("--bucket", "az://another/place?account_name=theirs"): "has its bucket at ",
-    }.items():
-        refused = account.run("up", "-y", *said, code=2).stderr.splitlines()[-1]
-        assert refused.startswith(f"error: {account.cluster} {line}") and refused.endswith(f"; {hint}"), refused
+    assert refused == f"error: {account.cluster} has machines on demand, not as spot; {hint}"
     assert len(account.machines()) == 3
-    account.run("down", "-y")
