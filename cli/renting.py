@@ -93,10 +93,9 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
 
     found_cli()  # before the question: without it, the answer is of no use
     _refuse_what_the_cloud_would(request)
-    _ask(flags)
     with renting() as rented:
         wait_s = 60 * (WAIT_MINUTES if wait is None else wait)
-        return rented.up(request, terms, wait_s=wait_s, force=flags.force)
+        return rented.up(request, terms, wait_s=wait_s, force=flags.force, confirm=lambda: _ask(flags))
 
 
 @contextmanager
@@ -157,9 +156,16 @@ def _shown() -> Iterator[Callable[[Progress], None]]:
 
     table = _Table()
     # say() prints above the table: rich takes what goes to standard error while it is live.
-    with Live(console=Console(stderr=True, highlight=False), get_renderable=table.lines, refresh_per_second=4) as live:
-        del live
-        yield table.take
+    live = Live(console=Console(stderr=True, highlight=False), get_renderable=table.lines, refresh_per_second=4)
+
+    def take(step: Progress) -> None:
+        table.take(step)
+        live.start()  # only now: before the first step, somebody may have to answer a question
+
+    try:
+        yield take
+    finally:
+        live.stop()
 
 
 class _Table:

@@ -68,8 +68,18 @@ class Rented:
         self._pause = pause
         self._now = now
 
-    def up(self, request: StackRequest, terms: NodeTerms, *, wait_s: float, force: bool = False) -> KnownCluster:
+    def up(
+        self,
+        request: StackRequest,
+        terms: NodeTerms,
+        *,
+        wait_s: float,
+        force: bool = False,
+        confirm: Callable[[], None] = lambda: None,
+    ) -> KnownCluster:
         """Make the cluster, or what is missing of it, in the first zone that gives enough machines within ``wait_s``.
+
+        ``confirm`` is called once nothing speaks against it any more, before anything is made; it may raise.
 
         A cluster whose machines run stays as it is but for their number: ``BadInput`` if it was asked to be elsewhere,
         of another type or at another bucket. Raises ``GpuctlError``; what is there then is known to the stack, so that
@@ -84,6 +94,7 @@ class Rented:
         engine = self._engine(request.cluster)
         home = _zones_in_use(there, engine)
         places = self._places(request, there, home)
+        confirm()
         for number, zones in enumerate(places):
             here = msgspec.structs.replace(request, zones=zones)
             if home is None:

@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import doctest
-import os
-import pty
-import re
-import select
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
 
 from gpuctl.cli import terminal
+from tests import person
 from tests.cli.test_status import running
 from tests.cli.written import WrittenCluster
 
 
 def on_a_terminal(cluster: WrittenCluster, args: Sequence[str], columns: int, *, typed: str = "", **env: str) -> str:
     """What ``gpuctl args`` shows on a terminal so wide, with whatever is ``typed`` once it asks."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpuctl.cli.main", *args],
-        cwd=cluster.work,
-        env={**cluster.env, "NO_COLOR": "", "TERM": "xterm-256color", "COLUMNS": str(columns), **env},
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-    )
-    os.close(follower)
-    shown = b""
-    while select.select([leader], [], [], 60)[0]:
-        try:
-            data = os.read(leader, 65536)
-        except OSError:
-            break
-        shown += data
-        if not data:
-            break
-        if typed and b"[y/N]" in shown:
-            os.write(leader, typed.encode())
-            typed = ""
-    process.wait(timeout=30)
-    os.close(leader)
-    return shown.decode().replace("\r\n", "\n")
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\033\[[0-9;?]*[A-Za-z]", "", text)
+    told = {**cluster.env, "NO_COLOR": "", **env}
+    return person.at_a_terminal(args, cluster.work, told, columns=columns, typed=typed)[1]
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -56,7 +24,7 @@ def test_no_line_of_status_and_jobs_wraps(written: WrittenCluster, columns: int)
     running(written)
     written.submit("a_script_with_a_rather_long_name_for_a_job.py", ("--learning-rate", "0.1", "--epochs", "100" * 20))
     for verb in ("status", "jobs"):
-        lines = plain(on_a_terminal(written, [verb], columns)).splitlines()
+        lines = person.plain(on_a_terminal(written, [verb], columns)).splitlines()
         assert max(len(line) for line in lines if not line.startswith("file:")) <= columns
 
 
@@ -71,7 +39,7 @@ def test_colours_are_for_terminals_that_want_them(written: WrittenCluster) -> No
 def test_a_pull_shows_a_bar_on_a_terminal(written: WrittenCluster) -> None:
     job = written.submit().job
     written.checkpoint(job, 5, {"a.bin": b"x" * 1_000_000})
-    shown = plain(on_a_terminal(written, ["ckpt", "pull", "5", "out"], 100))
+    shown = person.plain(on_a_terminal(written, ["ckpt", "pull", "5", "out"], 100))
     assert "step 5 of digits-1 ━━━━" in shown
     assert "1.0/1.0 MB" in shown
 
@@ -79,7 +47,7 @@ def test_a_pull_shows_a_bar_on_a_terminal(written: WrittenCluster) -> None:
 @pytest.mark.parametrize(("typed", "said"), [("y\n", "cluster default is down"), ("n\n", "error: nothing was changed")])
 def test_down_asks_on_a_terminal_before_it_cancels_a_job(written: WrittenCluster, typed: str, said: str) -> None:
     written.submit()
-    shown = plain(on_a_terminal(written, ["down"], 100, typed=typed))
+    shown = person.plain(on_a_terminal(written, ["down"], 100, typed=typed))
     assert "digits-1 will be cancelled. Go on? [y/N]" in shown
     assert said in shown
 

@@ -20,6 +20,7 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.records import BootReport, ClusterSpec, NodeRecord, decode, encode
 from gpuctl.stacks.known import KnownCluster
+from tests import person
 from tests.stacks import pulumi_cli
 
 
@@ -52,6 +53,11 @@ class User(ABC):
 
     def up(self, *more: str, code: int = 0, nodes: str = "2") -> subprocess.CompletedProcess[str]:
         return self.run("up", *self.up_flags, "--nodes", nodes, "-y", *more, code=code)
+
+    def at_a_terminal(self, *args: str, typed: str) -> tuple[int, str]:
+        """The exit code, and what it shows."""
+        code, shown = person.at_a_terminal([*args, "--cluster", self.cluster], self.folder, self.env, typed=typed)
+        return code, person.plain(shown)
 
     def known(self) -> KnownCluster:
         path = self.folder / "state" / "clusters" / f"{self.cluster}.json"

@@ -190,7 +190,7 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     spec = account.spec()
     assert (spec.idle_minutes, spec.stall_minutes, spec.nodes_min, spec.nodes_max) == (60, 5, 1, 3)
 
-    refused = account.run("up", "-y", "--type", "g5.2xlarge", code=2).stderr.splitlines()[-1]
+    refused = account.run("up", "--type", "g5.2xlarge", code=2).stderr.splitlines()[-1]  # before anybody is asked
     hint = "run `gpuctl down` first, or choose another name with --cluster"
     assert refused == f"error: {account.cluster} has machines of {TYPE}, not g5.2xlarge; {hint}"
     assert len(account.machines()) == 3
@@ -343,6 +343,18 @@ def test_up_without_an_answer_rents_nothing(account: Account) -> None:
     done = account.run("up", "--provider", "aws", "--type", TYPE, code=2)
     assert done.stderr.splitlines()[-1] == "error: this costs money, and there is nobody to ask; add -y if it is wanted"
     assert not (account.folder / "state" / "clusters").exists()
+
+
+def test_a_person_is_asked_once_the_price_is_known_and_sees_what_is_made(account: Account) -> None:
+    account.boot_machines()
+    code, shown = account.at_a_terminal("up", *account.up_flags, "--nodes", "1", typed="n\n")
+    assert (code, shown.splitlines()[-1]) == (1, "error: nothing was rented; answer y, or add -y")
+    assert not (account.folder / "state" / "clusters").exists()
+    code, shown = account.at_a_terminal("up", *account.up_flags, "--nodes", "1", typed="y\n")
+    assert code == 0, shown
+    told = [shown.index(what) for what in (" a day (", "zones to try", "Rent them? [y/N]", "1 created")]
+    assert told == sorted(told)
+    account.run("down", "-y")
 
 
 def test_what_the_account_may_not_have_is_not_begun(account: Account) -> None:
