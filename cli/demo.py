@@ -109,11 +109,11 @@ class _Show:
     def train_while_nodes_go(self, steps: int) -> _Run:
         run = self._submit(steps)
         self.tell(f"{run.job}: the same again, while nodes are taken away")
-        self._wait(lambda: self._step(run) >= steps // 5, f"step {steps // 5}")
+        self._wait(lambda: self._step(run) >= steps // 5, f"step {steps // 5}", run)
         run.notice = self._take(run, self._rank0(), notice_s=30.0)
-        back = self._wait(lambda: self._full_round(run, after=run.notice.round), "four nodes again")
-        self._wait(lambda: self._step(run, back) >= steps * 3 // 5, f"step {steps * 3 // 5}")
-        other = self._wait(self._node_other_than_rank0, "a node to take")
+        back = self._wait(lambda: self._full_round(run, after=run.notice.round), "four nodes again", run)
+        self._wait(lambda: self._step(run, back) >= steps * 3 // 5, f"step {steps * 3 // 5}", run)
+        other = self._wait(self._node_other_than_rank0, "a node to take", run)
         run.kill = self._take(run, other, notice_s=0.0)
         self._finish(run)
         self._reckon(run)
@@ -152,10 +152,7 @@ class _Show:
         return loss
 
     def _finish(self, run: _Run) -> None:
-        self._wait(lambda: jobs.outcome(self._bucket, run.job), f"{run.job} to end")
-        ended = jobs.outcome(self._bucket, run.job)
-        if ended is None or ended.result != "succeeded":
-            raise GpuctlError(f"{run.job} failed: {ended.message if ended else ''}", ended.traceback if ended else "")
+        self._wait(lambda: self._has_ended(run), f"{run.job} to end")
         for round_, _, line in StreamReader(self._bucket, layout.metrics(run.job)).read():
             run.accuracy = line.get("accuracy") or run.accuracy
             if "loss" in line:
@@ -179,13 +176,23 @@ class _Show:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def _wait(self, condition: Callable[[], Any], what: str) -> Any:
+    def _wait(self, condition: Callable[[], Any], what: str, run: _Run | None = None) -> Any:
+        """For what happens while ``run`` lasts."""
         deadline = time.monotonic() + _PATIENCE_S
         while not (found := condition()):
+            if run and self._has_ended(run):
+                raise GpuctlError(f"{run.job} ended before there was {what}", "a busy machine needs more --steps")
             if time.monotonic() > deadline:
                 raise GpuctlError(f"waited {_PATIENCE_S:g} s in vain for {what}", "is this machine very busy?")
             time.sleep(0.05)
         return found
+
+    def _has_ended(self, run: _Run) -> bool:
+        """Raises ``GpuctlError`` if not well."""
+        ended = jobs.outcome(self._bucket, run.job)
+        if ended and ended.result != "succeeded":
+            raise GpuctlError(f"{run.job} failed: {ended.message}", ended.traceback)
+        return ended is not None
 
     def _nodes(self) -> list[NodeRecord]:
         keys = [entry.key for entry in self._bucket.list(layout.NODES)]
