@@ -50,6 +50,7 @@ from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.mingle import Mingle
 from gpuctl.cluster.peers import Peers
 from gpuctl.cluster.records import ClusterSpec, NodeExit, NodeRecord, Notice, Round, decode, encode
+from gpuctl.cluster.refusals import shown
 from gpuctl.cluster.worker import WorkerContext
 
 SIGTERM = "SIGTERM"
@@ -324,7 +325,7 @@ class Agent:
         probe(self._store)
         data = self._store.get(layout.CLUSTER)
         if data is None:
-            raise GpuctlError(f"there is no cluster at {self._identity.bucket}", "create it with `gpuctl up`")
+            raise GpuctlError(f"there is no cluster at {shown(self._identity.bucket)}", "create it with `gpuctl up`")
         return decode(data, ClusterSpec, layout.CLUSTER)
 
     def _may_leave(self) -> bool:
