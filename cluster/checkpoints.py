@@ -90,12 +90,14 @@ def find(store: Store, job: str, step: str) -> CheckpointEntry:
 
 def copies(store: Store, job: str, entries: Sequence[CheckpointEntry]) -> dict[str, tuple[str, ...]]:
     """By path, for those that have any: the nodes of the job's present round with copies on their disks (``tiers``).
-    Nodes keep the last one alone."""
+    Nodes keep the last one alone, and once the job is over none."""
     if not entries or not entries[-1].nodes:
         return {}
     last = entries[-1]
-    round_ = jobs.rounds(store, job).read().value
-    near = () if round_ is None else tuple(member.node for member in round_.members if member.node in last.nodes)
+    current = jobs.rounds(store, job).read()
+    if current.value is None or jobs.outcome_of(current) is not None:
+        return {}
+    near = tuple(member.node for member in current.value.members if member.node in last.nodes)
     return {last.path: near} if near else {}
 
 

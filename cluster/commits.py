@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 
 import msgspec
@@ -29,6 +29,8 @@ from gpuctl.cluster.retention import Retention
 
 _FOLDER = re.compile(r"\d+-r(\d+)[^/]*/")
 _TRIES = 20
+_DELETED_AT_ONCE = 64
+"""Keys. Whoever wants to break off waits for so many; a store that takes no lists needs 25 ms for each."""
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -58,6 +60,7 @@ class Commits:
         self._retention = retention
         self._version: Version[CheckpointLog] = Version(None, 0)
         self._dropped: list[CheckpointEntry] = []
+        self._condemned: list[str] = []
         self._swept = False
         self._manifests: dict[str, Manifest] = {}
         self.round = 0
@@ -113,22 +116,41 @@ class Commits:
         self._manifests[entry.path] = manifest
         return entry
 
-    def tidy(self) -> None:
-        """Delete what only dropped checkpoints needed and, once a round, what dead rounds left behind.
+    @property
+    def owed(self) -> int:
+        """Dropped checkpoints that are not all deleted yet."""
+        return len(self._dropped) + bool(self._condemned)
+
+    def tidy(self, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Delete what only dropped checkpoints needed and, once a round, what dead rounds left behind; as long as
+        ``goes_on``, which is asked before each request or list of keys.
 
         Raises ``StoreError``, ``StoreUnavailable``, or ``Damaged`` if a manifest cannot be read, and with it what it
-        needs; what is left then goes with the next call, or the next round.
+        needs. What is left, then or when it was broken off, goes with the next call, or the next round.
         """
-        if not self._dropped and self._swept:
+        if (not self.owed and self._swept) or not goes_on():
             return
-        entries = self._log().entries
-        needed = self._needed(entries)
-        while self._dropped:
-            self._store.delete(self._keys_of(self._dropped[-1]) - needed)
-            self._manifests.pop(self._dropped.pop().path, None)
-        if not self._swept:
-            self._store.delete([item.key for item in left_over(self._store, needed, self.round)])
+        needed = self._needed(self._log().entries)
+        while self.owed:
+            if not self._condemned:
+                self._condemned = sorted(self._keys_of(self._dropped[-1]) - needed)
+                self._manifests.pop(self._dropped.pop().path, None)
+            if not self._execute(goes_on):
+                return
+        if not self._swept and goes_on():
+            self._condemned = [item.key for item in left_over(self._store, needed, self.round)]
             self._swept = True
+            self._execute(goes_on)
+
+    def _execute(self, goes_on: Callable[[], bool]) -> bool:
+        """Delete what is condemned; ``False`` if that was broken off. Nobody needs it ever again: a checkpoint refers
+        only to parts of another one that is in the log."""
+        while self._condemned:
+            if not goes_on():
+                return False
+            self._store.delete(self._condemned[:_DELETED_AT_ONCE])
+            del self._condemned[:_DELETED_AT_ONCE]
+        return True
 
     def _raised(self) -> bool:
         """Read the log, and raise its fence to this round; ``False`` if somebody else wrote it first."""
@@ -199,6 +221,9 @@ def remove(store: Store, paths: set[str]) -> int:
         version = ledger.read()
         log = version.value or CheckpointLog()
         kept = tuple(entry for entry in log.entries if entry.path not in paths)
+        if kept and kept[-1] is not log.entries[-1]:
+            # Nodes dropped their copies of it when the one was committed that goes now.
+            kept = (*kept[:-1], replace(kept[-1], nodes=()))
         if len(kept) == len(log.entries) or ledger.commit(replace(log, entries=kept), version.number):
             break
     else:

@@ -107,8 +107,24 @@ def test_ls_tells_which_nodes_have_copies_of_the_last_one(written: WrittenCluste
     assert tiers == ["TIER", "bucket", "2 nodes, bucket"]
     told = json.loads(written.run("ckpt", "ls", "-o", "json").stdout)
     assert [one["nodes"] for one in told["checkpoints"]] == [[], ["node-0", "node-1"]]
-    written.end(job, 2, Outcome(result="succeeded", exit_code=0))
+    done = Outcome(result="succeeded", exit_code=0)
+    written.round(job, 2, ("node-0", "node-1"), phase="ended", outcome=done)
     assert "2 nodes" not in written.run("ckpt", "ls").stdout, "they clear their disks"
+
+
+def test_ls_tells_of_no_copies_once_the_one_that_they_were_of_is_removed(written: WrittenCluster) -> None:
+    """Nodes have dropped those of 100 when 200 was committed."""
+    job = written.submit().job
+    nodes = ("node-0", "node-1")
+    written.round(job, 1, nodes)
+    for step in (100, 200):
+        written.maker(job).save(step, STATE, nodes=nodes)
+    written.run("ckpt", "rm", "200", "-y")
+    told = json.loads(written.run("ckpt", "ls", "-o", "json").stdout)
+    assert [(one["step"], one["nodes"], one["whole"]) for one in told["checkpoints"]] == [(100, [], True)]
+    written.maker(job).save(300, STATE, nodes=nodes)
+    written.run("ckpt", "rm", "100", "-y")
+    assert "2 nodes, bucket" in written.run("ckpt", "ls").stdout
 
 
 def test_ls_says_what_a_damaged_one_lacks(saved_anywhere: WrittenCluster) -> None:
