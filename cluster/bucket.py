@@ -42,6 +42,8 @@ SCHEMES = ("s3", "gs", "az", "file", "memory")
 
 _PUT_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Between puts of one key while the store's answer decides nothing."""
+_DELETED_AT_ONCE = 1000
+"""Keys in one call of obstore, and in one request to S3, which takes no more."""
 _HOPE = 5
 """So many times a call's patience may pass until expired credentials are a refusal."""
 
@@ -200,20 +202,30 @@ class Bucket:
         return sorted((e for e in found if after is None or e.key > after), key=lambda e: e.key)
 
     def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self._delete(key)
+        """In no order, and many at a time: S3 and Azure take a list in one request. If it raises, some may be gone."""
+        waiting = list(keys)
+        for first in range(0, len(waiting), _DELETED_AT_ONCE):
+            some = waiting[first : first + _DELETED_AT_ONCE]
+            if self._delete(some) or len(some) == 1:
+                continue
+            # All but S3 stop at one that is missing, whatever is left of the others.
+            with ThreadPoolExecutor(min(len(some), 32)) as pool:
+                list(pool.map(self._delete, ([key] for key in some)))
 
-    def _delete(self, key: str) -> None:
+    def _delete(self, keys: Sequence[str]) -> bool:
+        """Whether all were there, as far as the store tells; if not, it may have left some that are."""
         import obstore
 
-        def delete(store: ObjectStore) -> None:
+        def delete(store: ObjectStore) -> bool:
             try:
-                obstore.delete(store, key)
+                obstore.delete(store, keys)
+                return True
             except FileNotFoundError as error:
                 if is_no_bucket(error):
                     raise
+                return False
 
-        self.ask(key, delete)
+        return self.ask(keys[0], delete)
 
     def at(self, prefix: str) -> Bucket:
         """The same bucket, with the same patience, seen from a folder below. Raises ``BadInput`` for ``memory://``."""
@@ -221,6 +233,8 @@ class Bucket:
         if base.startswith("memory:"):
             raise BadInput("a memory:// bucket cannot be opened twice", "use a file:// bucket in a temporary folder")
         url = f"{base.rstrip('/')}/{quote(prefix)}" + (f"?{query}" if query else "")
+        if base.startswith("file:"):
+            return _open_folder(url, 0o777)  # whoever may enter the bucket, may enter what is in it
         return open_bucket(url, patience_s=self._patience_s, timeout_s=self._timeout_s)
 
 
@@ -229,7 +243,7 @@ _ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_
 
 
 def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) -> Bucket:
-    """Open ``url`` without touching the network (a folder is created).
+    """Open ``url`` without touching the network. A folder that is not there is created, for this user alone.
 
     ``timeout_s`` bounds one request, ``patience_s`` the retries of one call inside the client: an agent, which has
     other things to do and tries again itself, passes little of both.
@@ -245,18 +259,12 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
         raise BadInput(f"{shown(url)!r} has a '#' in it", "write it as %23")
     if not re.fullmatch(r"[ -~]*", unquote(parts.query)):  # obstore would panic
         raise BadInput(f"an option of {shown(url)!r} has a character that no header can carry", "write it anew")
-    from obstore.store import LocalStore, MemoryStore, from_url
+    from obstore.store import MemoryStore, from_url
 
     if parts.scheme == "memory":
         return Bucket(MemoryStore(), url)
     if parts.scheme == "file":
-        folder = _folder(url, parts)
-        try:
-            return Bucket(LocalStore(folder, automatic_cleanup=False, mkdir=True), url)
-        except Exception as error:
-            raise StoreError(
-                f"cannot open the folder {folder}: {first_line(str(error))}", "choose another --bucket"
-            ) from error
+        return _open_folder(url, 0o700)  # scripts' secrets are in it
     client: dict[str, Any] = {"connect_timeout": timedelta(seconds=3), "timeout": timedelta(seconds=timeout_s)}
     retry: Any = {
         "max_retries": 1000,  # patience alone decides
@@ -288,6 +296,19 @@ def open_bucket(url: str, *, patience_s: float = 10.0, timeout_s: float = 60.0) 
             f"cannot open the bucket {shown(url)!r}: {first_line(str(error))}", "check the URL and its options"
         ) from error
     return Bucket(store, url, patience_s=patience_s, timeout_s=timeout_s, reopen=opened)
+
+
+def _open_folder(url: str, mode: int) -> Bucket:
+    """``mode`` is what a new one gets; one that is there stays as its owner has made it."""
+    from obstore.store import LocalStore
+
+    folder = _folder(url, urlsplit(url))
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        return Bucket(LocalStore(folder, automatic_cleanup=False, mkdir=True), url)
+    except Exception as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or first_line(str(error))
+        raise StoreError(f"cannot open the folder {folder}: {why}", "choose another --bucket") from error
 
 
 def _folder(url: str, parts: SplitResult) -> Path:

@@ -33,9 +33,16 @@ def state_dir(env: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "gpuctl"
 
 
-def remember(cluster: KnownCluster) -> None:
-    folder = state_dir() / "clusters"
+def make_state_dir() -> Path:
+    """The state directory: for this user alone if it is new."""
+    folder = state_dir()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def remember(cluster: KnownCluster) -> None:
+    folder = make_state_dir() / "clusters"
+    folder.mkdir(exist_ok=True, mode=0o700)
     path = folder / f"{cluster.name}.json"
     write_private(path, msgspec.json.encode(cluster))
 

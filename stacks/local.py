@@ -7,6 +7,8 @@ cores, so each worker gets its part of them.
 
     <state>/local/<cluster>/nodes/<node>/   identity.json, process.json, agent.log, jobs/…
     <state>/buckets/<cluster>/              the bucket, unless --bucket names another; stays after ``down``
+
+All of it is for this user alone: a job's environment is in the bucket, and with it whatever token it was given.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records import ClusterSpec, NodeRecord, decode
 from gpuctl.stacks import processes
-from gpuctl.stacks.known import KnownCluster, forget, remember, state_dir
+from gpuctl.stacks.known import KnownCluster, forget, make_state_dir, remember, state_dir
 from gpuctl.stacks.provider import Say, UpRequest, agree_on_spec, forget_nodes
 
 HEARTBEAT_S = 0.5
@@ -64,7 +66,7 @@ class LocalProvider:
         say(f"{_nodes(len(folders))} started" + (f", {running} already running" if running else ""))
         return cluster
 
-    def down(self, cluster: KnownCluster, say: Say) -> list[str]:
+    def down(self, cluster: KnownCluster, say: Say, *, force: bool = False) -> list[str]:  # noqa: ARG002
         with _locked(cluster.name):
             root = _root(cluster.name)
             count = sum(1 for folder in _node_dirs(cluster.name) if _is_up(folder))
@@ -247,6 +249,7 @@ def _wait_until_live(folders: list[Path], bucket: Bucket) -> None:
 @contextlib.contextmanager
 def _locked(name: str) -> Iterator[None]:
     """One change of a cluster at a time; waits for another one to end."""
+    make_state_dir()
     root = _root(name)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (root / "lock").open("w") as lock:

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.known import state_dir
+from gpuctl.stacks.known import make_state_dir, state_dir
 
 
 def passphrase() -> str:
@@ -32,6 +32,7 @@ def passphrase() -> str:
 
 def private_folder(folder: Path) -> Path:
     """For this user alone, and so is all that is above it up to the state directory."""
+    make_state_dir()
     folder.mkdir(parents=True, exist_ok=True)
     for one in (folder, *folder.parents):
         if one == state_dir():

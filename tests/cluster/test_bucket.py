@@ -112,6 +112,31 @@ def test_a_missing_object_is_no_error(bucket_url: str) -> None:
         bucket.get_range("a/b", 0, 1)
 
 
+@pytest.mark.parametrize("keys", [["k/0"], [f"k/{n}" for n in range(40)], ["k/a&b", "k/ü", "k/a b", "k/<x>"]])
+def test_of_many_keys_those_that_are_there_go_whatever_is_missing(bucket_url: str, keys: list[str]) -> None:
+    bucket = open_bucket(bucket_url)
+    for missing in (keys[:0], keys[:1], keys[1::3], keys):
+        for key in (*keys, "stays"):
+            if key not in missing:
+                bucket.put(key, b"1")
+        bucket.delete(iter(keys))
+        assert [e.key for e in bucket.list("")] == ["stays"]
+
+
+def test_no_keys_are_no_request(proxy: Proxy, bucket: Bucket) -> None:
+    bucket.delete([])
+    assert proxy.seen == []
+
+
+def test_a_thousand_keys_are_deleted_in_one_request_and_the_next_in_another(proxy: Proxy, bucket: Bucket) -> None:
+    bucket.put("k/00999", b"1")
+    bucket.put("k/01000", b"1")
+    del proxy.seen[:]
+    bucket.delete(f"k/{n:05}" for n in range(1001))
+    assert [line.partition(" ")[0] for line in proxy.seen] == ["POST", "POST"]
+    assert bucket.list("") == []
+
+
 def test_a_range_is_cut_where_the_object_ends(bucket_url: str) -> None:
     bucket = open_bucket(bucket_url)
     bucket.put("k", b"012345")
@@ -509,6 +534,18 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     for url in (f"file://{tmp_path}/file", f"file://{tmp_path}/file/below"):
         with pytest.raises(StoreError, match=f"cannot open the folder {tmp_path}/file"):
             open_bucket(url)
+
+
+def test_a_new_folder_is_for_this_user_alone_and_one_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    open_bucket(shared.as_uri()).put("k", b"1")
+    open_bucket((tmp_path / "a" / "new").as_uri()).put("k", b"1")
+    below = open_bucket(shared.as_uri()).at("jobs")
+    below.put("k", b"1")
+    assert [oct(f.stat().st_mode & 0o777) for f in (shared, tmp_path / "a" / "new")] == ["0o755", "0o700"]
+    assert (shared / "jobs").stat().st_mode & 0o777 == (tmp_path / "a").stat().st_mode & 0o777, "as the umask has it"
 
 
 def test_a_file_in_the_place_of_a_keys_folder_is_told(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 def test_what_is_noted_is_for_this_user_alone() -> None:
     remember(KnownCluster(name="a", provider="local", bucket="file:///b"))
     file = state_dir() / "clusters" / "a.json"
-    assert file.stat().st_mode & 0o077 == 0 and file.parent.stat().st_mode & 0o077 == 0
+    assert [one.stat().st_mode & 0o077 for one in (file, file.parent, state_dir())] == [0, 0, 0]
 
 
 def test_a_file_that_is_no_record_is_named() -> None:
