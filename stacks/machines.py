@@ -20,6 +20,7 @@ from gpuctl.stacks.known import state_dir
 
 CloudName = Literal["aws", "gcp", "azure"]
 CLOUDS: tuple[CloudName, ...] = ("aws", "gcp", "azure")
+_BEFORE_TURING = ("V100",)
 Fabric = Literal["", "efa", "infiniband", "gvnic"]
 """The fastest network between two machines of a type: ``efa`` and ``infiniband`` bypass the kernel, ``gvnic`` is fast
 Ethernet, and empty is the usual one."""
@@ -56,6 +57,12 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Network cards with ``fabric``. EFA wants an interface for each."""
     spot: bool = True
     """Whether it is sold as spot at all."""
+
+    @property
+    def before_turing(self) -> bool:
+        """Its GPUs are older than what NVIDIA's open kernel modules and PyTorch's wheels work with: Turing and newer
+        (github.com/NVIDIA/open-gpu-kernel-modules, "Compatible GPUs"; no ``sm_70`` in the wheels for CUDA 13)."""
+        return self.gpu.startswith(_BEFORE_TURING)
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -43,6 +43,10 @@ class Wanted:
     max_price: float | None = None
     """US dollars for an hour of one machine, as spot where that price is known."""
 
+    def names(self, machine: MachineType) -> bool:
+        """Whether ``gpu`` means this one, and not others that have it in their names too, as ``100`` would."""
+        return bool(self.gpu) and machine.gpu.lower().startswith((self.gpu or "").lower())
+
     def takes(self, offer: Offer) -> bool:
         machine, usd = offer.machine, best_usd(offer)
         return (
@@ -65,8 +69,11 @@ def offers(wanted: Wanted, known: Catalog | None = None) -> list[Offer]:
 
 
 def cheapest(wanted: Wanted, *, spot: bool) -> Offer:
-    """What ``up`` takes where no type is named. Raises ``BadInput`` if nothing with a price fits."""
-    fitting = offers(wanted)
+    """What ``up`` takes where no type is named. Raises ``BadInput`` if nothing with a price fits.
+
+    What cannot work with what gpuctl installs is taken only where its GPU is named, for ``rules`` to say so.
+    """
+    fitting = [offer for offer in offers(wanted) if not offer.machine.before_turing or wanted.names(offer.machine)]
     # On-demand prices stand in for spot prices that nobody has told: they are above them.
     priced = [offer for offer in fitting if offer.machine.spot or not spot if best_usd(offer, spot=spot) is not None]
     if not priced:

@@ -13,6 +13,7 @@ from gpuctl.stacks.machines import MachineType, Price
 from gpuctl.stacks.request import StackRequest
 
 _RDMA = ("efa", "infiniband")
+_OF_OLD_GPUS = "NVIDIA's closed driver, 580 or older, and a torch built for sm_70"
 _PLACED_TOGETHER = 100
 """Machines that one placement group of a scale set holds: learn.microsoft.com, "large virtual machine scale sets"."""
 
@@ -56,6 +57,20 @@ def _findings(draft: Draft) -> Iterator[Finding]:
         if wrong := rule.check(draft):
             message, hint = wrong
             yield Finding(rule=rule.name, severity=rule.severity, message=message, hint=hint)
+
+
+def _gpu_too_old(draft: Draft) -> tuple[str, str] | None:
+    if draft.machine.before_turing and not draft.request.image:
+        return f"the {draft.machine.gpu} is too old for the driver and the PyTorch that gpuctl installs", (
+            f"choose a T4 or newer, or add --image with {_OF_OLD_GPUS}"
+        )
+    return None
+
+
+def _own_image_for_old_gpu(draft: Draft) -> tuple[str, str] | None:
+    if draft.machine.before_turing and draft.request.image:
+        return f"the {draft.machine.gpu} works only if --image brings {_OF_OLD_GPUS}", "else choose a T4 or newer"
+    return None
 
 
 def _fabric_without_placement(draft: Draft) -> tuple[str, str] | None:
@@ -141,12 +156,14 @@ def _nobody_may_enter(draft: Draft) -> tuple[str, str] | None:
 
 
 RULES = (
+    Rule("gpu-too-old", "error", _gpu_too_old),
     Rule("several-zones-with-fabric", "error", _several_zones_with_fabric),
     Rule("several-zones-for-one-group", "error", _several_zones_for_one_group),
     Rule("too-many-together", "error", _too_many_together),
     Rule("no-ssh-key", "error", _no_key),
     Rule("user-data-too-long", "error", _user_data_too_long),
     Rule("not-sold-as-spot", "error", _not_sold_as_spot),
+    Rule("own-image-for-old-gpu", "warning", _own_image_for_old_gpu),
     Rule("fabric-without-placement", "warning", _fabric_without_placement),
     Rule("unknown-price", "warning", _unknown_price),
     Rule("image-not-pinned", "note", _image_not_pinned),

@@ -102,6 +102,12 @@ def test_what_hangs_on_a_general_machine_is_what_its_name_says() -> None:
             assert hung_on is None or hung_on[1] == one.gpus
 
 
+def test_the_types_that_cannot_work_with_what_gpuctl_installs_are_known() -> None:
+    old = {one.name for one in catalog().types if one.before_turing}
+    assert old == {"p3dn.24xlarge", *(one.name for one in catalog().types if "+v100x" in one.name)}
+    assert len(old) == 5
+
+
 def test_a_type_that_is_none_names_those_that_are_like_it() -> None:
     with pytest.raises(BadInput, match=r"'p4d.24xl' is no instance type of aws .*did you mean p4d.24xlarge"):
         catalog().type("p4d.24xl", "aws")

@@ -43,6 +43,16 @@ KNOWN = Catalog(
 )
 
 
+CHEAPEST_IS_OLD = Catalog(
+    date="2026-11-01",
+    types=(machine("old", gpu="V100-16GB"), machine("new", gpu="A100-40GB"), machine("older", 8, gpu="V100-32GB")),
+    prices=tuple(
+        Price(type=name, region="r1", on_demand=2 * usd, spot=usd)
+        for name, usd in (("old", 1), ("new", 4), ("older", 2))
+    ),
+)
+
+
 def names(wanted: Wanted) -> list[str]:
     return [f"{offer.machine.name} {offer.price.region}".strip() for offer in offers(wanted, KNOWN)]
 
@@ -80,3 +90,14 @@ def test_up_takes_the_cheapest_machine_that_is_sold_as_asked_for(monkeypatch: py
     assert cheapest(Wanted(gpus=8), spot=True).price.region == "r2"
     with pytest.raises(BadInput, match="nothing that gpuctl knows a price of fits"):
         cheapest(Wanted(gpu="H100"), spot=True)
+
+
+def test_up_takes_no_gpu_that_cannot_work_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "catalog", lambda: CHEAPEST_IS_OLD)
+    for wanted in (Wanted(), Wanted(gpu="100"), Wanted(gpu="a100"), Wanted(gpu="")):
+        assert cheapest(wanted, spot=True).machine.name == "new"
+    assert cheapest(Wanted(gpu="V100"), spot=True).machine.name == "old"
+    assert cheapest(Wanted(gpu="v100-32"), spot=True).machine.name == "older"
+    with pytest.raises(BadInput, match="nothing that gpuctl knows a price of fits"):
+        cheapest(Wanted(gpus=8), spot=True)
+    assert len(offers(Wanted(gpu="V100"), CHEAPEST_IS_OLD)) == 2, "they are listed all the same"

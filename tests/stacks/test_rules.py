@@ -14,11 +14,14 @@ from gpuctl.stacks.rules import RULES, Draft, compressed, findings
 from tests.stacks.samples import asked
 
 NC = "Standard_NC24ads_A100_v4"
+P3DN, V100 = "p3dn.24xlarge", "n1-standard-8+v100x1"
 PRICED = Price(type="any", region="any", spot=1.0, on_demand=2.0)
 FINE = asked("aws")
 NOISE = "".join(random.Random(0).choices("0123456789abcdef", k=40_000))
 
 FIRES = {
+    "gpu-too-old": asked("aws", type=P3DN),
+    "own-image-for-old-gpu": asked("gcp", type=V100, image="projects/mine/global/images/closed-driver"),
     "several-zones-with-fabric": asked("aws", zones=("us-east-1a", "us-east-1b")),
     "several-zones-for-one-group": asked("gcp", zones=("us-central1-a", "us-central1-b")),
     "too-many-together": asked("azure", nodes_max=101),
@@ -32,6 +35,8 @@ FIRES = {
     "no-ssh": asked("aws", ssh_from=""),
 }
 SILENT = {
+    "gpu-too-old": [FINE, asked("aws", type=P3DN, image="ami-1"), asked("gcp", type="n1-standard-8+t4x1")],
+    "own-image-for-old-gpu": [asked("aws", type=P3DN), asked("aws", image="ami-1")],
     "several-zones-with-fabric": [FINE, asked("aws", type="g5.xlarge", zones=("us-east-1a", "us-east-1b"))],
     "several-zones-for-one-group": [asked("gcp"), asked("azure"), asked("aws", zones=("us-east-1a", "us-east-1b"))],
     "too-many-together": [asked("azure", nodes_max=100), asked("azure", nodes_max=101, placement=False), FINE],
@@ -82,6 +87,13 @@ def test_a_rule_is_silent(name: str) -> None:
 def test_all_that_is_wrong_is_said_at_once_and_the_gravest_first() -> None:
     found = findings(_draft(asked("aws", zones=("us-east-1a", "us-east-1b"), placement=False, ssh_from="")))
     assert [finding.severity for finding in found] == ["error", "warning", "note"]
+
+
+def test_a_v100_stops_up_unless_somebody_brings_an_image_for_it() -> None:
+    usual, own = (findings(_draft(asked("aws", type=P3DN, image=image)))[0] for image in ("", "ami-1"))
+    assert (usual.severity, usual.rule) == ("error", "gpu-too-old")
+    assert usual.hint.startswith("choose a T4 or newer, or add --image with NVIDIA's closed driver, 580 or older")
+    assert (own.severity, own.rule) == ("warning", "own-image-for-old-gpu")
 
 
 def test_what_cloud_init_is_sent_is_the_same_every_time() -> None:
