@@ -23,7 +23,7 @@ _DRAIN_S = 120.0
 def verb(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about unfinished jobs.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Clear what a crashed update has left, such as its lock.")
+        bool, typer.Option("--force", help="Clear a crashed update's lock; forget own machines that are gone for good.")
     ] = False,
     delete_checkpoints: Annotated[
         str | None,
@@ -93,7 +93,7 @@ def _take_away(access: Access, *, force: bool) -> list[str]:
     if access.cluster.provider not in CLOUDS:
         from gpuctl.stacks.provider import provider
 
-        return provider(access.cluster.provider).down(access.cluster, say)
+        return provider(access.cluster.provider).down(access.cluster, say, force=force)
     from gpuctl.cli.renting import renting
     from gpuctl.stacks import last_up
 

@@ -158,6 +158,8 @@ class SshHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Files with the keys that log in; elsewhere than on its owner's machine they may be missing."""
     host_keys: tuple[str, ...] = ()
     """Those that its owner's ssh knew it by."""
+    dropped: bool = False
+    """A later ``up`` did not name it, and gpuctl may still be on it: it is no member, and remembered to be left."""
 
 
 class Rank0(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

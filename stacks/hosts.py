@@ -40,7 +40,7 @@ class Host:
     index: int
     """In rank order: 0 is rank 0."""
     takes_part: bool
-    """It has a heartbeat, and rank 0 does not take it for lost."""
+    """It has a heartbeat, rank 0 does not take it for lost, and it was not dropped."""
     address: str
     """What ssh connects to; empty where nobody knows one yet."""
     is_public: bool
@@ -101,7 +101,7 @@ def _host(
         return Host(
             node=name,
             index=index,
-            takes_part=takes_part,
+            takes_part=takes_part and not given.dropped,
             address=_plain(_ADDRESS, given.host),
             is_public=True,
             user=_plain(_NAME, given.user),

@@ -48,8 +48,9 @@ class Provider(Protocol):
         """
         ...
 
-    def down(self, cluster: KnownCluster, say: Say) -> list[str]:
-        """Take everything away but the bucket, then look without relying on what was noted: names what is left."""
+    def down(self, cluster: KnownCluster, say: Say, *, force: bool = False) -> list[str]:
+        """Take everything away but the bucket, then look without relying on what was noted: names what is left.
+        ``force``: what cannot be reached is forgotten."""
         ...
 
     def preempt(

@@ -6,6 +6,9 @@ never end by themselves, nothing of their own is changed, and ``down`` leaves th
 ::
 
     <bucket>/hosts/<node>.json     SshHost: which machines they are, for any user of the cluster
+
+A machine that was dropped while nobody could reach it comes back after a reboot, with its node and its keys. So its
+record stays until somebody has left it: every ``up`` and ``down`` tries again.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ class SshProvider:
             )
         return cluster
 
-    def down(self, cluster: KnownCluster, say: Say) -> list[str]:
+    def down(self, cluster: KnownCluster, say: Say, *, force: bool = False) -> list[str]:
+        """``force``: machines that cannot be reached are forgotten, with all that is on them."""
         bucket = open_bucket(cluster.bucket)
         hosts = _hosts(bucket)
         left: list[str] = []
@@ -84,15 +88,21 @@ class SshProvider:
             config = ssh_config.write(cluster.name, read_hosts(bucket))
 
             def leave(host: SshHost) -> None:
+                if host.dropped:
+                    say(_again(host))
                 there = _leave(Machine(host.node, [f"{cluster.name}-{host.node}"], config, logs), cluster, say)
                 if not there:
                     bucket.delete([layout.ssh_host(host.node)])
                 left.extend(there)
 
             troubles = _each(hosts, leave)
-        if troubles:
+        if troubles and force:
+            for node, error in troubles.items():
+                say(f"{node}: forgotten, with its node and its keys: {error.message}")
+            bucket.delete([layout.ssh_host(node) for node in troubles])
+        elif troubles:
             left += [f"gpuctl on {node}: {error.message}" for node, error in troubles.items()]
-            say("a machine that is gone for good is dropped by `gpuctl up` with --hosts that lack it")
+            say("a machine that is gone for good is forgotten by `gpuctl down --force`")
         if not left:
             forget_nodes(bucket)
             forget(cluster.name)
@@ -184,7 +194,7 @@ def _leave(machine: Machine, cluster: KnownCluster, say: Say) -> list[str]:
 
 
 def _drop_others(bucket: Bucket, cluster: KnownCluster, targets: list[Target], say: Say) -> None:
-    """Machines that an earlier ``up`` named and this one does not."""
+    """Machines that an earlier ``up`` named and this one does not. Those that cannot be left now stay on record."""
     wanted = {target.node for target in targets}
     gone = [host for host in _hosts(bucket) if host.node not in wanted]
     if not gone:
@@ -193,17 +203,26 @@ def _drop_others(bucket: Bucket, cluster: KnownCluster, targets: list[Target], s
         config = ssh_config.write(cluster.name, read_hosts(bucket))
 
         def drop(host: SshHost) -> None:
+            if host.dropped:
+                say(_again(host))
+            bucket.put(layout.ssh_host(host.node), encode(replace(host, dropped=True)))
             left = _leave(Machine(host.node, [f"{cluster.name}-{host.node}"], config, logs), cluster, say)
             for thing in left:
                 say(f"left: {thing}")
+            if not left:
+                bucket.delete([layout.ssh_host(host.node)])
 
         for node, error in _each(gone, drop).items():
-            say(f"{node}: dropped, and gpuctl is still on it: {error.message}")
-    bucket.delete([key for host in gone for key in _keys_of(host.node)])
+            say(f"{node}: dropped, and gpuctl is still on it, until `up` or `down` reaches it: {error.message}")
+    bucket.delete([key for host in gone for key in _told_by(host.node)])
 
 
-def _keys_of(node: str) -> tuple[str, ...]:
-    return (layout.ssh_host(node), layout.node(node), layout.network(node), layout.boot_report(node))
+def _again(host: SshHost) -> str:
+    return f"{host.node}: was dropped before and not left; trying again"
+
+
+def _told_by(node: str) -> tuple[str, ...]:
+    return (layout.node(node), layout.network(node), layout.boot_report(node))
 
 
 def _hosts(bucket: Bucket) -> list[SshHost]:

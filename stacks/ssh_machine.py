@@ -12,13 +12,14 @@ import re
 import shlex
 import subprocess
 import tarfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from gpuctl.bootstrap.node_spec import NodeSpec
-from gpuctl.bootstrap.user_data import File, files
+from gpuctl.bootstrap.user_data import PACKAGE, File, files
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records import SshHost
 from gpuctl.stacks.hosts import Host
@@ -55,13 +56,15 @@ set -e
 systemctl stop gpuctl-boot.service 2>/dev/null || true
 before=$(cat {_NODE_JSON} 2>/dev/null || true)
 umask 022
+rm -rf {PACKAGE}/__pycache__
 tar -C / -xf -
 [ "$before" = "$(cat {_NODE_JSON})" ] || systemctl stop gpuctl-agent.service 2>/dev/null || true
 systemctl daemon-reload
 systemctl enable --quiet gpuctl-boot.service
 systemctl start --no-block gpuctl-boot.service
 """
-"""The agent starts again only if it was told something else before: a job that runs here is not disturbed."""
+"""The agent starts again only if it was told something else before: a job that runs here is not disturbed. Python takes
+what it compiled of an earlier boot program for this one's, where a file's time and size are the same."""
 
 _PULSE = """
 echo "gpuctl:boot=$(systemctl is-active gpuctl-boot.service)"
@@ -178,7 +181,7 @@ class Machine:
     def begin(self, spec: NodeSpec) -> None:
         """Put the boot program there and start it; how far it comes, it tells the bucket. Raises ``Refused``."""
         wanted = {path: file for path, file in files(spec).items() if path not in _NOT_OURS}
-        self._run(as_root(_BEGIN), packed(wanted))
+        self._run(as_root(_BEGIN), packed(wanted, time.time()))
 
     def pulse(self) -> tuple[bool, str]:
         """Whether the boot program still runs, and what its log ends with. Raises ``Refused``."""
@@ -228,14 +231,14 @@ class Machine:
         return Refused(told.message, f"try it by hand: ssh {shlex.join(self._words)}")
 
 
-def packed(wanted: Mapping[str, File]) -> bytes:
-    """An archive of these files, root's, for ``tar -C /``."""
+def packed(wanted: Mapping[str, File], now: float) -> bytes:
+    """An archive of these files, root's and written ``now`` (seconds since the epoch), for ``tar -C /``."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for path, file in wanted.items():
             data = file.text.encode()
             about = tarfile.TarInfo(path.lstrip("/"))
-            about.size, about.mode = len(data), int(file.mode, 8)
+            about.size, about.mode, about.mtime = len(data), int(file.mode, 8), int(now)
             archive.addfile(about, io.BytesIO(data))
     return made.getvalue()
 

@@ -14,7 +14,7 @@ from tests.cli.written import WrittenCluster
 
 STUBBORN = """
 class Stubborn:
-    def down(self, cluster, say):
+    def down(self, cluster, say, *, force=False):
         return ["machine i-1", "disk vol-2"]
 """
 

@@ -9,25 +9,27 @@ import os
 import platform
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuctl.bootstrap.node_spec import NodeSpec, Package
-from gpuctl.bootstrap.user_data import files
+from gpuctl.bootstrap.user_data import PACKAGE, File, files
 from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import open_bucket
-from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.records import BootReport, SshHost, encode
+from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.records import BootReport, SshHost, decode, encode
 from gpuctl.stacks import known, ssh_config
 from gpuctl.stacks.hosts import read_hosts
 from gpuctl.stacks.known import KnownCluster
 from gpuctl.stacks.provider import UpRequest, provider
 from gpuctl.stacks.ssh import bucket_keys
-from gpuctl.stacks.ssh_machine import _NOT_OURS, Machine, Refused, packed, parse_target
+from gpuctl.stacks.ssh_machine import _BEGIN, _NOT_OURS, Machine, Refused, packed, parse_target
 from gpuctl.stacks.ssh_watch import Watch
 from tests import sshd
 from tests.sshd import Sshd
@@ -59,6 +61,54 @@ class User:
         logs = self.home / "logs"
         logs.mkdir(exist_ok=True)
         return Machine("lab", words or ("lab",), ssh_config.write("default", []), logs)
+
+
+@dataclass
+class Dropped:
+    """A machine ``lab`` of the cluster ``default``, that no ``up`` names any more."""
+
+    user: User
+    url: str
+    other: str
+    """What ``up`` names: nothing that can be reached, so that no machine is made a node."""
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def store(self) -> Bucket:
+        return open_bucket(self.url)
+
+    def host(self) -> SshHost:
+        return decode(self.store.get(layout.ssh_host("lab")) or b"", SshHost, "lab")
+
+    def record(self, port: int, *, is_dropped: bool = False) -> None:
+        server = self.user.server
+        about = SshHost(
+            node="lab",
+            target="lab",
+            host="127.0.0.1",
+            port=port,
+            identities=(str(server.identity),),
+            host_keys=(server.host_key,),
+            dropped=is_dropped,
+        )
+        self.store.put(layout.ssh_host("lab"), encode(about))
+
+    def is_back(self, says: str) -> None:
+        """It answers whatever it is told with ``says``, so that nothing is changed where this test runs."""
+        config = self.user.server.folder / "sshd_config"
+        lines = [line for line in config.read_text().splitlines() if not line.startswith("ForceCommand ")]
+        config.write_text("\n".join([*lines, f"ForceCommand {says}", ""]))
+        self.record(self.user.server.port, is_dropped=True)
+
+    def up(self) -> None:
+        self.said.clear()
+        request = UpRequest(name="default", nodes_min=1, nodes_max=1, bucket=self.url, hosts=(self.other,))
+        with pytest.raises(GpuctlError, match=r"1 of 1 machines did not become nodes: 127.0.0.1"):
+            provider("ssh").up(request, self.said.append)
+
+    def down(self, *, force: bool = False) -> list[str]:
+        self.said.clear()
+        return provider("ssh").down(known.find("default"), self.said.append, force=force)
 
 
 @pytest.fixture
@@ -203,18 +253,90 @@ def test_all_that_cannot_be_nodes_are_named_and_nothing_is_left_of_them(file_url
     assert open_bucket(file_url).get(layout.CLUSTER) is None
 
 
+# -- a machine that is dropped -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dropped(user: User, file_url: str) -> Iterator[Dropped]:
+    """One of ``up`` before, unreachable now, which the next ``up`` does not name."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        made = Dropped(user, file_url, f"127.0.0.1:{free.getsockname()[1]}")
+        made.record(free.getsockname()[1])
+        made.up()
+        yield made
+
+
+def test_a_machine_that_is_dropped_while_nobody_reaches_it_is_left_by_a_later_down(dropped: Dropped) -> None:
+    assert "lab: dropped, and gpuctl is still on it, until `up` or `down` reaches it: cannot reach" in dropped.said[0]
+    assert dropped.host() == replace(dropped.host(), dropped=True)
+    assert dropped.store.get(layout.node("lab")) is None
+    assert [host.takes_part for host in read_hosts(dropped.store)] == [False]
+    (left,) = dropped.down()
+    assert left.startswith("gpuctl on lab: cannot reach lab")
+    assert dropped.said[0] == "lab: was dropped before and not left; trying again"
+    assert dropped.said[-1] == "a machine that is gone for good is forgotten by `gpuctl down --force`"
+    dropped.is_back("true")
+    assert dropped.down() == []
+    assert "lab: no node any more" in dropped.said
+    assert dropped.store.list(layout.HOSTS) == []
+    assert dropped.store.get(layout.CLUSTER) is None
+
+
+def test_a_machine_that_was_dropped_is_left_by_a_later_up(dropped: Dropped) -> None:
+    dropped.up()
+    assert dropped.said[0] == "lab: was dropped before and not left; trying again"
+    assert dropped.host().dropped
+    dropped.is_back("echo gpuctl:left=/opt/gpuctl")
+    dropped.up()
+    assert "left: /opt/gpuctl on lab" in dropped.said
+    assert dropped.host().dropped, "something is left there"
+    dropped.is_back("true")
+    dropped.up()
+    assert "lab: no node any more" in dropped.said
+    assert dropped.store.list(layout.HOSTS) == []
+
+
+def test_a_machine_that_is_gone_for_good_is_forgotten_where_that_is_said(dropped: Dropped) -> None:
+    assert dropped.down(force=True) == []
+    assert any(line.startswith("lab: forgotten, with its node and its keys: cannot reach") for line in dropped.said)
+    assert dropped.store.list(layout.HOSTS) == []
+    assert known.get("default") is None
+
+
 # -- as a node ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_put_there_unpacks_as_it_was_meant_and_lets_nothing_end_the_machine(tmp_path: Path) -> None:
     wanted = {path: file for path, file in files(SPEC).items() if path not in _NOT_OURS}
-    subprocess.run(("tar", "-C", str(tmp_path), "-xf", "-"), input=packed(wanted), check=True, timeout=10)
+    subprocess.run(("tar", "-C", str(tmp_path), "-xf", "-"), input=packed(wanted, 1e9), check=True, timeout=10)
     there = {f"/{path.relative_to(tmp_path)}" for path in tmp_path.rglob("*") if path.is_file()}
     assert there == set(wanted)
     assert (tmp_path / "etc/gpuctl/node.json").stat().st_mode & 0o777 == 0o600
     holders = [path for path in there if "not to be seen" in (tmp_path / path[1:]).read_text()]
     assert holders == ["/etc/gpuctl/node.json"]
     assert set(files(SPEC)) - there == set(_NOT_OURS), "user-data has something that this provider must judge"
+
+
+def test_a_second_up_runs_its_own_boot_program_of_whatever_size(tmp_path: Path) -> None:
+    """Where Python has compiled the first one; both were written in the same second."""
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text("#!/bin/sh\n")
+    systemctl.chmod(0o755)
+    here = _BEGIN.replace("/opt/", f"{tmp_path}/opt/").replace("/etc/", f"{tmp_path}/etc/")
+    here = here.replace("tar -C / ", f"tar -C {tmp_path} ")
+    parent, _, name = PACKAGE.rpartition("/")
+    env = {"PATH": f"{systemctl.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{tmp_path}{parent}"}
+    for word in ("one", "two"):
+        texts = {f"{PACKAGE}/__init__.py": f"WORD = {word!r}\n", "/etc/gpuctl/node.json": "{}"}
+        program = packed({path: File(text, "0644") for path, text in texts.items()}, 1e9)
+        subprocess.run(("sh", "-c", here), input=program, env=env, check=True, timeout=10)
+        assert (tmp_path / f"{PACKAGE[1:]}/__init__.py").stat().st_mtime == 1e9
+        command = (sys.executable, "-c", f"import {name}; print({name}.WORD)")
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=10)
+        assert done.stdout.strip() == word
+    assert list((tmp_path / PACKAGE[1:]).glob("__pycache__/*.pyc")), "nothing was compiled"
 
 
 def test_a_boot_that_ends_without_a_word_to_the_bucket_is_not_waited_for(user: User, file_url: str) -> None:
