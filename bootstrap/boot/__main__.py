@@ -27,6 +27,8 @@ from .store import Store, fetch, open_store
 
 _ALSO_ON_PATH = ":/opt/amazon/efa/bin"
 _AGAIN_S = 30.0
+_LEAVE_AGAIN_S = (60.0, 900.0)
+"""Before the second try to leave, and the most before a later one."""
 
 
 def main(args: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> int:
@@ -40,7 +42,7 @@ def main(args: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> in
         case ["idle"]:
             watch(root, spec, metadata)
         case ["leave", why]:
-            _take_away(root, spec, metadata, why)
+            _take_away(root, spec, metadata, why, sleep)
         case _:
             print(__doc__, file=sys.stderr)
             return 2
@@ -76,7 +78,7 @@ def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callabl
         sleep(60 * minutes)
         if not heard:
             reporter.tell("failed", step, reason)
-        _take_away(root, spec, metadata, f"boot failed: {step}: {reason}")
+        _take_away(root, spec, metadata, f"boot failed: {step}: {reason}", sleep)
         return
     while not reporter.tell("ready"):
         sleep(_AGAIN_S)
@@ -90,9 +92,16 @@ def unpack(root: Path, package: Mapping[str, Any], store: Store) -> None:
             (root / f"opt/gpuctl/boot/gpuctl_boot/{name}.py").write_bytes(text)
 
 
-def _take_away(root: Path, spec: Mapping[str, Any], metadata: Metadata, why: str) -> None:
-    if spec["provider"] != "ssh" and claim(root, why):
-        leave(spec, metadata, why)
+def _take_away(
+    root: Path, spec: Mapping[str, Any], metadata: Metadata, why: str, sleep: Callable[[float], None]
+) -> None:
+    """Tried for ever: a machine that cannot leave is paid for, and there may be no idle watch."""
+    if spec["provider"] == "ssh" or not claim(root, why):
+        return
+    pause_s, most_s = _LEAVE_AGAIN_S
+    while not leave(spec, metadata, why, sleep=sleep):
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, most_s)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,14 @@
 
 Whoever wants to claims first, so that two reasons never act both. A machine of ``ssh`` was there before and stays.
 
-Sources: Amazon EC2 Auto Scaling, TerminateInstanceInAutoScalingGroup; Compute Engine,
-instanceGroupManagers.deleteInstances; Azure, "Virtual Machine Scale Sets - Delete Instances".
+Where the cloud does not let it go, its power goes off, if that ends the bill. AWS's group takes a machine that is off
+for broken, terminates it and starts another, whatever the machine's shutdown behaviour is; Google does not bill for one
+that is off. Azure bills it in full until somebody deallocates it, and nothing on it would try again; so there the power
+stays on.
+
+Sources: Amazon EC2 Auto Scaling, TerminateInstanceInAutoScalingGroup and "Health checks for instances"; Compute Engine,
+instanceGroupManagers.deleteInstances and "Suspend, stop, or reset"; Azure, "Virtual Machine Scale Sets - Delete
+Instances" and "States and billing status of Azure Virtual Machines".
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -25,6 +32,7 @@ from .sigv4 import signed
 
 _PAUSES_S = (2, 5, 10, 20, 30)
 """Between tries. Long enough for a call whose answer was lost to show its effect, which is that we are gone."""
+_BILLED_WHEN_OFF = ("azure",)
 _TIMEOUT_S = 20
 _FORM = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
 
@@ -42,7 +50,8 @@ def claim(root: Path, why: str) -> bool:
 
 
 def power_off() -> None:
-    subprocess.run(["systemctl", "poweroff"], timeout=60, check=False)
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(["systemctl", "poweroff"], timeout=60, check=False)
 
 
 def leave(
@@ -53,7 +62,8 @@ def leave(
     sleep: Callable[[float], None] = time.sleep,
     last_resort: Callable[[], None] = power_off,
 ) -> bool:
-    """Shrink the group by this machine, which the cloud then takes. ``False``: it would not, and the power is off.
+    """Shrink the group by this machine, which the cloud then takes. ``False``: it would not, and where that helps the
+    power goes off; a machine that is still there later is to try again.
 
     ``spec`` is the ``NodeSpec``; its ``sources`` may name other addresses of ``autoscaling``, ``compute`` and ``arm``.
     """
@@ -69,7 +79,8 @@ def leave(
             sleep(pause)
         else:
             return True
-    last_resort()
+    if metadata.provider not in _BILLED_WHEN_OFF:
+        last_resort()
     return False
 
 

@@ -18,7 +18,7 @@ from gpuctl.bootstrap.node_spec import Promise
 from gpuctl.cluster.records import BootReport, decode
 from tests.bootstrap.answering import answering
 from tests.bootstrap.bare import NODE, BareMachine, lose_power, wait_for
-from tests.metadata import Service
+from tests.metadata import Provider, Service
 
 
 @pytest.fixture
@@ -119,6 +119,22 @@ def test_a_machine_that_somebody_else_takes_away_already_is_not_taken_twice(make
         machine.boot()
     assert seen == []
     assert (machine.root / "run/gpuctl/leaving").read_text() == "idle for 15 minutes"
+
+
+@pytest.mark.parametrize(("provider", "api", "switched_off"), [("azure", "arm", 0), ("aws", "autoscaling", 3)])
+def test_a_machine_that_failed_and_may_not_leave_tries_until_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: Provider, api: str, switched_off: int
+) -> None:
+    slept: list[float] = []
+    with Service(provider).running() as service, answering(*[403] * 20, 200) as (url, seen):
+        machine = BareMachine(tmp_path, service.url, provider=provider, sources={api: url})
+        for name, value in machine.env.items():
+            monkeypatch.setenv(name, value)
+        machine.program("nvidia-smi", "exit 9")
+        boot(machine.root, machine.plain_spec, Metadata(provider), slept.append)
+    assert len(seen) == 21
+    assert [pause for pause in slept if pause >= 60] == [60, 120, 240]
+    assert machine.calls("systemctl poweroff") == ["systemctl poweroff"] * switched_off
 
 
 def test_a_machine_goes_by_the_name_that_its_price_is_known_by(make: Callable[..., BareMachine]) -> None:

@@ -198,6 +198,14 @@ def test_where_nothing_helps_the_power_goes_off(trouble: str, capfd: pytest.Capt
     assert all(words in line for line in lines if "does not let" in line)
 
 
+def test_azure_bills_a_machine_that_is_off_so_its_power_stays_on() -> None:
+    with Service("azure").running() as service, _cloud(403) as api:
+        machine = Machine("azure", service, api.url)
+        assert not machine.leave()
+        assert not machine.leave(), "it may be tried again"
+    assert machine.switched_off == 0
+
+
 def test_a_machine_of_ssh_stays() -> None:
     def power_off() -> None:
         raise AssertionError
