@@ -29,7 +29,9 @@ CLAIM_S = 900.0
 BUSY_CORES = 0.5
 BUSY_GPU = 5.0
 """Per cent of one GPU."""
-_LOGIN = re.compile(rb"sshd(-session)?: [^ ]+@")
+_LOGIN = re.compile(rb"sshd(-session)?: [^ /[]+(@|\0*$)")
+"""``user@pts/0``, ``user@notty``, or ``user`` alone: logged in without a session, to forward ports. ``user [priv]`` may
+stand beside it, and is the same login."""
 _TICKS = 100.0
 """Of /proc's clock in a second (``USER_HZ``, the same on all that clouds have)."""
 
@@ -136,14 +138,35 @@ def cpu_seconds(root: Path) -> float:
     return ticks / _TICKS
 
 
-def gpu_use() -> float:
-    """Per cent, of the GPU that works most. One that does not answer keeps no machine."""
-    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return 0.0
-    return max((float(word) for word in told.split() if word.isdigit()), default=0.0)
+class GpuUse:
+    """Per cent, of the GPU that works most. One that does not answer keeps no machine.
+
+    A question that hangs in the driver cannot be killed, nor waited for: while there is one, no other is asked.
+    """
+
+    def __init__(self, timeout_s: float = 30.0) -> None:
+        self._timeout_s = timeout_s
+        self._hangs: subprocess.Popen[str] | None = None
+
+    def __call__(self) -> float:
+        if self._hangs and self._hangs.poll() is None:
+            return 0.0
+        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        try:
+            asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        except OSError:
+            return 0.0
+        try:
+            told, _ = asked.communicate(timeout=self._timeout_s)
+        except subprocess.TimeoutExpired:
+            asked.kill()
+            self._hangs = asked
+            return 0.0
+        return max((float(word) for word in told.split() if word.isdigit()), default=0.0)
+
+
+gpu_use = GpuUse()
+"""One for all who look."""
 
 
 def _touched(path: Path) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 from gpuctl.bootstrap.boot.steps import Failed, Step, run, sh
 from tests.bootstrap.bare import lose_power, wait_for
+from tests.bootstrap.unkillable import held
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,6 +153,27 @@ def test_the_log_has_what_programs_print_and_the_reason_is_their_last_line(ran: 
     with pytest.raises(Failed, match=r"^broken: sh -c .* exited with 7: two$"):
         ran.run(Step("broken", broken, tries=1))
     assert "\none\ntwo\n" in ran.log()
+
+
+_HANGS = """
+import sys
+from pathlib import Path
+from gpuctl.bootstrap.boot.steps import Step, run, sh
+
+root = Path(sys.argv[1])
+hang = Step("hang", lambda: sh("sh", "-c", 'echo $$ > "$0"; exec sleep 600', str(root / "pid")), limit_s=2, tries=1)
+run([hang], root, lambda *_: None)
+"""
+
+
+def test_a_program_that_cannot_be_killed_holds_no_step_beyond_its_limit(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = [sys.executable, "-c", _HANGS, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: pid.exists() and pid.read_text(), "the program")
+        with held(int(pid.read_text())):
+            _, said = process.communicate(timeout=30)
+    assert said.endswith("Failed: hang: took longer than 2 s\n")
 
 
 _PROGRAM = """

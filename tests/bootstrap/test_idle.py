@@ -8,13 +8,16 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from gpuctl.bootstrap.boot.idle import BOOT_S, CLAIM_S, EVERY_S, cpu_seconds, sessions, watch
+from gpuctl.bootstrap.boot.idle import BOOT_S, CLAIM_S, EVERY_S, GpuUse, cpu_seconds, sessions, watch
 from gpuctl.bootstrap.boot.leave import claim
 from gpuctl.bootstrap.boot.metadata import Metadata
+from tests.bootstrap.bare import wait_for
+from tests.bootstrap.unkillable import held
 from tests.metadata import Service
 
 MINUTE_S = 60.0
@@ -128,10 +131,19 @@ def test_work_in_between_starts_the_count_anew(bare: Bare) -> None:
         ("sshd: ubuntu@pts/0", True),
         ("sshd: root@notty", True),
         ("sshd-session: ubuntu@pts/3", True),
+        ("sshd: root", True),
+        ("sshd-session: first.last-name", True),
+        ("sshd: unknown [priv]", False),
+        ("sshd: ubuntu [net]", False),
+        ("sshd-session: [accepted]", False),
+        ("sshd-session: ubuntu [priv]", False),
+        ("sshd-auth: ubuntu [net]", False),
+        ("sshd: /usr/sbin/sshd", False),
         ("sshd: [accepted]", False),
         ("sshd: ubuntu [priv]", False),
         ("sshd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups", False),
         ("vim notes-on-sshd: a@b", False),
+        ("vim notes-on-sshd: root", False),
     ],
 )
 def test_a_login_is_told_from_somebody_who_only_knocks(bare: Bare, title: str, counts: bool) -> None:
@@ -216,6 +228,29 @@ def test_the_cpu_time_of_this_very_machine_grows_with_work() -> None:
     assert cpu_seconds(Path("/")) - before > 0.2
 
 
+def test_gpus_that_do_not_answer_keep_no_machine_and_are_not_asked_twice_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question hangs in the driver, where not even SIGKILL ends it."""
+    asked, smi = tmp_path / "asked", tmp_path / "nvidia-smi"
+    smi.write_text(f'#!/bin/sh\necho $$ >> "{asked}"\n[ -e "{asked}.well" ] || exec sleep 600\necho 7; echo 40\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    use = GpuUse(timeout_s=2.0)
+
+    def pids() -> list[int]:
+        return [int(line) for line in asked.read_text().split()] if asked.exists() else []
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(use)
+        wait_for(pids, "the question")
+        with held(pids()[0]):
+            assert first.result(20) == 0.0
+            assert use() == 0.0 and len(pids()) == 1
+    asked.with_suffix(".well").touch()
+    wait_for(lambda: use() == 40.0, "an answer, once that process has ended")
+
+
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[int]:
     """Port of a real sshd that lets ``key`` in."""
@@ -243,29 +278,41 @@ def sshd(tmp_path: Path) -> Iterator[int]:
         server.wait(10)
 
 
-def test_a_real_login_counts_and_only_while_it_lasts(sshd: int, tmp_path: Path) -> None:
-    before = sessions(Path("/"))
+def _in(path: Path, port: int, *how: str) -> list[str]:
+    """The command of a login, by the key in ``path``."""
     options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectionAttempts=20"]
     flags = [flag for option in options for flag in ("-o", option)]
-    command = [
-        "ssh",
-        "-F",
-        "none",
-        "-i",
-        str(tmp_path / "key"),
-        "-p",
-        str(sshd),
-        *flags,
-        "root@127.0.0.1",
-        "echo in; cat",
-    ]
+    return ["ssh", "-F", "none", "-i", str(path / "key"), "-p", str(port), *flags, *how]
+
+
+def test_a_real_login_counts_and_only_while_it_lasts(sshd: int, tmp_path: Path) -> None:
+    before = sessions(Path("/"))
+    command = _in(tmp_path, sshd, "root@127.0.0.1", "echo in; cat")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as login:
         assert login.stdin and login.stdout
         assert login.stdout.readline() == "in\n"
         assert sessions(Path("/")) == before + 1
         login.stdin.close()
         login.wait(20)
+    _await_sessions(before)
+
+
+def test_who_only_forwards_a_port_is_logged_in_too(sshd: int, tmp_path: Path) -> None:
+    """As ``gpuctl forward`` does; that it is in, ssh tells by its ``LocalCommand``."""
+    before = sessions(Path("/"))
+    told = ("-o", "PermitLocalCommand=yes", "-o", "LocalCommand=echo in")
+    command = _in(tmp_path, sshd, "-N", "-T", "-L", f"{tmp_path}/local:127.0.0.1:9", *told, "root@127.0.0.1")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as login:
+        assert login.stdout
+        assert login.stdout.readline() == "in\n"
+        _await_sessions(before + 1)
+        login.terminate()
+        login.wait(20)
+    _await_sessions(before)
+
+
+def _await_sessions(number: int) -> None:
     deadline = time.monotonic() + 10
-    while sessions(Path("/")) != before:
+    while sessions(Path("/")) != number:
         assert time.monotonic() < deadline
         time.sleep(0.02)
