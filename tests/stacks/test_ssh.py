@@ -23,7 +23,7 @@ from gpuctl.bootstrap.user_data import PACKAGE, File, files
 from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.cluster.records import BootReport, SshHost, decode, encode
+from gpuctl.cluster.records import BootReport, NodeRecord, SshHost, decode, encode
 from gpuctl.stacks import known, ssh_config
 from gpuctl.stacks.hosts import read_hosts
 from gpuctl.stacks.known import KnownCluster
@@ -270,7 +270,8 @@ def dropped(user: User, file_url: str) -> Iterator[Dropped]:
 def test_a_machine_that_is_dropped_while_nobody_reaches_it_is_left_by_a_later_down(dropped: Dropped) -> None:
     assert "lab: dropped, and gpuctl is still on it, until `up` or `down` reaches it: cannot reach" in dropped.said[0]
     assert dropped.host() == replace(dropped.host(), dropped=True)
-    assert dropped.store.get(layout.node("lab")) is None
+    beats_again = NodeRecord(node="lab", incarnation="after a reboot", beat=1, address="127.0.0.1", port=1)
+    dropped.store.put(layout.node("lab"), encode(beats_again))
     assert [host.takes_part for host in read_hosts(dropped.store)] == [False]
     (left,) = dropped.down()
     assert left.startswith("gpuctl on lab: cannot reach lab")
