@@ -8,7 +8,7 @@ AWS also *recommends* to rebalance: that a machine is more likely to be taken th
 nothing else: such words come for whole groups at once, most of the machines live on, and leaving costs a round.
 
 Sources: Amazon EC2 user guide, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations";
-Compute Engine, "Spot VMs"; Azure, "Scheduled Events for Linux VMs".
+Compute Engine, "Spot VMs" and "View and query VM metadata"; Azure, "Scheduled Events for Linux VMs".
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import quote
 
 from gpuctl.bootstrap.boot.metadata import Metadata
 
 CLOUDS = ("aws", "gcp", "azure")
 """Who gives notices."""
 EVERY_S = 1.0
-"""Between two questions; also after one that failed."""
+"""From one question to the next; also after one that failed. One that took longer is followed at once."""
 LONG_POLL_S = 30.0
-"""Google answers when something changes, or after this time."""
+"""Google answers when something is not as it was told last (``last_etag``), or after this time."""
 AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 WARM_UP_S = 150.0
 """Azure turns events on for a machine that asks for the first time, and may take two minutes for the answer."""
@@ -85,6 +86,7 @@ class Watcher:
         self._risk = ""
         self._me = ""
         self._asked_before = False
+        self._etag = ""
 
     def start(self) -> None:
         self._thread.start()
@@ -106,6 +108,7 @@ class Watcher:
         trouble = ""
         ask = {"aws": self._ask_aws, "gcp": self._ask_gcp, "azure": self._ask_azure}[self._metadata.provider]
         while not self._ended.is_set():
+            asked_at = time.monotonic()
             try:
                 self._word = ask()
                 trouble = ""
@@ -116,7 +119,7 @@ class Watcher:
             if self._word:
                 self._on_notice(self._word.lead_s, self._word.source)
                 return
-            self._ended.wait(self._every_s)
+            self._ended.wait(max(0.0, asked_at + self._every_s - time.monotonic()))
 
     def _ask_aws(self) -> Word | None:
         told = self._metadata.get("/latest/meta-data/spot/instance-action")
@@ -128,13 +131,15 @@ class Watcher:
         return None
 
     def _ask_gcp(self) -> Word | None:
-        path = "/computeMetadata/v1/instance/preempted"
-        wait = f"?wait_for_change=true&timeout_sec={self._long_poll_s:g}" if self._asked_before else ""
-        self._asked_before = False  # after trouble, begin with the truth: the change may have been missed
+        """Without the last answer's etag, a change between two questions would be missed until the second one ends."""
+        path, wait = "/computeMetadata/v1/instance/preempted", ""
+        if self._etag:
+            wait = f"?wait_for_change=true&timeout_sec={self._long_poll_s:g}&last_etag={quote(self._etag, safe='')}"
+        self._etag = ""  # after trouble, begin with the truth
         told = self._metadata.need(path + wait, self._long_poll_s + 10).strip()
         if told not in ("TRUE", "FALSE"):
             raise ValueError(f"{path} is {told[:80]!r}")
-        self._asked_before = True
+        self._etag = self._metadata.etag
         return Word(self._promised_s, "gcp: preempted") if told == "TRUE" else None
 
     def _ask_azure(self) -> Word | None:

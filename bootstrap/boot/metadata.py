@@ -57,6 +57,8 @@ class Metadata:
         self._timeout_s = timeout_s
         self.date = ""
         """When the service gave its last answer, by its own clock (the header ``Date``)."""
+        self.etag = ""
+        """Of its last answer (the header ``ETag``); empty where there is none."""
         self._session = ""
         self._opener = build_opener(ProxyHandler({}))
 
@@ -122,7 +124,7 @@ class Metadata:
         request = Request(self.endpoint + path, data, {**proof[self.provider], **(headers or {})}, method=method)
         try:
             with self._opener.open(request, timeout=timeout_s or self._timeout_s) as answer:
-                self.date = answer.headers.get("Date") or ""
+                self.date, self.etag = (answer.headers.get(name) or "" for name in ("Date", "ETag"))
                 return str(answer.read().decode())
         except HTTPError as error:
             error.close()

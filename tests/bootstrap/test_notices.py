@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -30,10 +30,10 @@ class Heard:
 
 
 @contextmanager
-def _watching(service: Service) -> Iterator[tuple[Watcher, Heard]]:
+def _watching(service: Service, metadata: Metadata | None = None) -> Iterator[tuple[Watcher, Heard]]:
     heard = Heard()
     watcher = Watcher(
-        Metadata(service.provider, endpoint=service.url),
+        metadata or Metadata(service.provider, endpoint=service.url),
         lambda lead_s, source: heard.notices.put((lead_s, source)),
         heard.risks.put,
         heard.said.put,
@@ -202,3 +202,47 @@ def test_google_is_asked_with_a_long_poll_and_answers_at_once() -> None:
         service.take()
         heard.notice()
         assert _polls(service) == 2
+
+
+class _Between(Metadata):
+    """``happens`` after each answer, when nobody is asking."""
+
+    def __init__(self, service: Service, happens: Callable[[], object]) -> None:
+        super().__init__("gcp", endpoint=service.url)
+        self._happens = happens
+        self.asked: list[tuple[float, float]] = []
+        """When each question began and ended, in monotonic seconds."""
+
+    def need(self, path: str, timeout_s: float = 0.0) -> str:
+        began = time.monotonic()
+        told = super().need(path, timeout_s)
+        self.asked.append((began, time.monotonic()))
+        self._happens()
+        return told
+
+
+def test_what_google_says_while_nobody_asks_is_heard_by_the_next_question_at_once() -> None:
+    """Which else would be answered after a minute."""
+    with Service("gcp").running() as service, _watching(service, _Between(service, service.take)) as (_, heard):
+        assert heard.notice()[1] == "gcp: preempted"
+        assert _polls(service) == 2
+
+
+def test_a_long_poll_that_ends_is_followed_by_the_next_without_a_pause() -> None:
+    with Service("gcp").running() as service:
+        metadata, heard = _Between(service, lambda: None), Heard()
+        watcher = Watcher(
+            metadata,
+            lambda lead_s, source: heard.notices.put((lead_s, source)),
+            heard.risks.put,
+            heard.said.put,
+            every_s=1.5,
+            long_poll_s=1.6,
+        )
+        watcher.start()
+        service.await_(lambda: _polls(service) >= 3)
+        service.take()
+        heard.notice()
+        watcher.stop()
+    (_, _), (began, ended), (again, _) = metadata.asked
+    assert ended - began > 1.5 and again - ended < 1
