@@ -3,9 +3,9 @@ back on whichever node runs next before the script starts.
 
 When a set is taken (``docs/decisions/0010-files-without-code.md`` has the reasons):
 
-- While the workers run, once every file is at rest: closed, and unchanged for ``quiet_s``. A file that keeps changing
-  holds the others back for three times that at most if it is closed, since then it is whole by itself, and for 10
-  minutes if it is not.
+- While the workers run, once every file is at rest: closed, and unchanged for ``quiet_s``. A folder where always some
+  file is not, the same one or another, is waited for three times that if they are closed, and for 10 minutes while one
+  is open for writing. Then what is at rest is taken, and what is not is left out.
   Logs (``*tfevents*``, ``*.log``, ``*.csv``, ``*.jsonl``, ``*.wandb``) hold nothing back. Names that say so
   (``*.tmp``, ``*.partial`` …) hold back and are never part of a set.
 - When the workers have ended by themselves with exit code 0: at once, all of it.

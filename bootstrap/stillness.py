@@ -11,9 +11,9 @@ from collections.abc import Mapping, Set
 from gpuctl.bootstrap.folder import Sign
 
 _RESTLESS_TIMES = 3
-"""How many times the quiet time a file that is closed, and so whole by itself, holds the others back."""
+"""For how many times the quiet time files that are closed, and so whole by themselves, hold the others back."""
 RESTLESS_S = 600.0
-"""For how long one does that is open."""
+"""For how long they do if one of them is open."""
 
 _LOG = re.compile(r"tfevents|\.(log|csv|jsonl|wandb)$")
 _UNFINISHED = re.compile(r"(^|/)(tmp-|\.tmp)|\.(tmp|temp|partial|part|incomplete)($|[./])")
@@ -33,6 +33,12 @@ class Stillness:
         self._changed_at: dict[str, float] = {}
         self._restless_since: dict[str, float] = {}
         self._removed_at = float("-inf")
+        self._removed = False
+        """Whether something was since the last set."""
+        self._unrest_since: float | None = None
+        """When the folder was last still, or a set was made. One clock for all files: a script that makes a new one
+        twice a second has none that is restless for long."""
+        self._open_at = float("-inf")
 
     @property
     def is_restless(self) -> bool:
@@ -50,14 +56,36 @@ class Stillness:
                 self._changed_at[path] = now
         if not all(map(is_unfinished, self.seen.keys() - seen.keys())):
             self._removed_at = now
+            self._removed = True
         self.seen = seen
         restless = {path for path, at in self._changed_at.items() if path in seen and now - at < self._quiet_s}
         self._changed_at = {path: self._changed_at[path] for path in restless}
         self._restless_since = {path: self._restless_since.get(path, now) for path in restless}
-        if now - self._removed_at < self._quiet_s:
+        left_out: Set[str]
+        holding = {path for path in restless if self._holds(path, path in opened, now)}
+        if not holding and now - self._removed_at >= self._quiet_s:
+            self._unrest_since = None
+            left_out = opened
+        elif self._has_patience(bool(holding & opened), now):
             return None
-        for path, since in self._restless_since.items():
-            patience = RESTLESS_S if path in opened else _RESTLESS_TIMES * self._quiet_s
-            if not _LOG.search(path) and now - since < patience:
-                return None
-        return [path for path in seen if path not in opened and not is_unfinished(path)]
+        else:
+            self._unrest_since = now
+            # Who also removes the older files has nothing that is at rest; without the newest ones it had nothing.
+            left_out = opened | (set() if self._removed else holding)
+        self._removed = False
+        return [path for path in seen if path not in left_out and not is_unfinished(path)]
+
+    def _holds(self, path: str, is_open: bool, now: float) -> bool:
+        """Whether a restless file still holds the others back: one that never rests does not for ever."""
+        patience = RESTLESS_S if is_open else _RESTLESS_TIMES * self._quiet_s
+        return not _LOG.search(path) and now - self._restless_since[path] < patience
+
+    def _has_patience(self, is_open: bool, now: float) -> bool:
+        """Whether to go on waiting for a folder where something is restless, and open for writing if ``is_open``."""
+        if self._unrest_since is None:
+            self._unrest_since = now
+        if is_open:
+            self._open_at = now
+        # Counted anew when a file is closed: it is then the last one of a set, and needs its time to be at rest.
+        closed_for_s = now - max(self._unrest_since, self._open_at)
+        return closed_for_s < _RESTLESS_TIMES * self._quiet_s and now - self._unrest_since < RESTLESS_S

@@ -218,6 +218,39 @@ def test_a_file_that_is_replaced_all_the_time_is_kept_all_the_same(make: Callabl
     assert text_of(store, "m") == "whole"
 
 
+def test_a_stream_of_new_files_does_not_keep_a_checkpoint_from_the_bucket(
+    make: Callable[[str], Node], store: Bucket
+) -> None:
+    a, b = make("a"), make("b")
+    worker = a.begin(1)
+    worker.do(write("last.ckpt", "whole") + "; import itertools, time; number = itertools.count()")
+    deadline = time.monotonic() + 20
+    while text_of(store, "last.ckpt") is None:
+        worker.do(write("new.tmp", "x") + "; os.rename('new.tmp', f'{next(number)}.png'); time.sleep(0.05)")
+        assert time.monotonic() < deadline
+    worker.kill()
+    a.mirror.finish(whole=False)
+    b.restore(2)
+    assert b.files()["last.ckpt"] == "whole"
+
+
+def test_a_script_that_keeps_its_newest_file_only_finds_it_on_the_next_node(
+    make: Callable[[str], Node], store: Bucket
+) -> None:
+    a, b = make("a"), make("b")
+    worker = a.begin(1)
+    worker.do(write("0.pt", "whole") + "; import time; number = 0")
+    deadline = time.monotonic() + 20
+    while not (newest := filesets.newest(store, JOB)) or "0.pt" in newest.files:
+        worker.do(write("new.tmp", "whole") + "; os.rename('new.tmp', f'{number + 1}.pt'); os.remove(f'{number}.pt')")
+        worker.do("number += 1; time.sleep(0.1)")
+        assert time.monotonic() < deadline, newest
+    worker.kill()
+    a.mirror.finish(whole=False)
+    b.restore(2)
+    assert list(b.files().values()) == ["whole"]
+
+
 def test_names_of_unfinished_files_are_in_no_set(make: Callable[[str], Node], store: Bucket) -> None:
     a = make("a")
     worker = a.begin(1)
