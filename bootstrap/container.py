@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gpuctl.bootstrap.fabric import INSTALLED, LIBFABRIC, OFI_PLUGINS
 from gpuctl.trainers.launch import LaunchSpec
 
 FOLDER_LABEL = "gpuctl.folder"
@@ -35,6 +36,7 @@ _NAMES_A_FILE = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AZURE_FEDERATED_TOKEN_FILE",
     "GOOGLE_APPLICATION_CREDENTIALS",
+    "NCCL_TOPO_FILE",
 )
 
 # An image need not say which of its interpreters is the one with torch.
@@ -94,6 +96,29 @@ def found_machine(gpus: bool, uid: int, gid: int, options: tuple[str, ...], root
 
     folders = tuple(path for path in there(_FABRIC_FOLDERS) if any((root / path.lstrip("/")).iterdir()))
     return Machine(gpus, folders + there(_FABRIC_DEVICES), there(_FABRIC_FILES), uid, gid, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """Those of a node's fabric, for images that have none."""
+
+    mounted: tuple[str, ...] = ()
+    """Folders that are there under the same path, to be read only."""
+    searched: tuple[str, ...] = ()
+    """Folders in them, to come after those in the image's ``LD_LIBRARY_PATH``."""
+
+
+def fabric_libraries(library_path: str, image_env: str, root: Path = Path("/")) -> Libraries:
+    """What a node with ``library_path`` as its ``LD_LIBRARY_PATH`` has below ``root``, if that names NCCL's plug-in for
+    EFA. Nothing for an image whose variables ``image_env`` speak of its own: that is built for it."""
+    plugins = [folder for folder in library_path.split(":") if folder in OFI_PLUGINS]
+    if not plugins or any(folder in image_env for folder in INSTALLED):
+        return Libraries()
+
+    def there(paths: Iterable[str]) -> tuple[str, ...]:
+        return tuple(path for path in paths if (root / path.lstrip("/")).is_dir())
+
+    return Libraries(there(INSTALLED), there([*plugins, *LIBFABRIC]))
 
 
 def run_command(runtime: Runtime, machine: Machine, box: Box) -> list[str]:
@@ -164,7 +189,7 @@ def passed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def named_files(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Files that variables in ``env`` name, for credentials."""
+    """Files that variables in ``env`` name: with credentials, or with the map of the machine's cards."""
     paths = (env.get(name, "") for name in _NAMES_A_FILE)
     return tuple(path for path in paths if path.startswith("/") and Path(path).is_file())
 

@@ -35,6 +35,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     args: list[str]
     """torchrun's."""
     env: dict[str, str]
+    library_path: list[str]
+    """Folders for the end of ``LD_LIBRARY_PATH``."""
     library: str
 
 

@@ -23,6 +23,10 @@ from gpuctl.cluster.network import Card, Gateway, Interface, carrier
 
 OFI_PLUGINS = ("/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "/opt/amazon/ofi-nccl/lib", "/opt/aws-ofi-nccl/install/lib")
 """Where EFA's installer has put NCCL's plug-in, the newest place first."""
+LIBFABRIC = ("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib")
+"""Where EFA's installer has put what the plug-in is linked to. The system's loader knows that by itself."""
+INSTALLED = ("/opt/amazon/ofi-nccl", "/opt/amazon/efa", "/opt/aws-ofi-nccl")
+"""The folders with all of that: the plug-in also reads maps of machines which lie beside it."""
 TOPOLOGIES = {
     "ND40rs_v2": "/opt/microsoft/ndv2-topo.xml",
     "ND96asr_v4": "/opt/microsoft/ndv4-topo.xml",

@@ -24,11 +24,14 @@ from gpuctl.bootstrap.container import (
     LIBRARY,
     OPTIONS,
     Box,
+    Libraries,
     Runtime,
+    fabric_libraries,
     found_machine,
     full_name,
     list_command,
     named_files,
+    passed,
     pull_command,
     remove_command,
     run_command,
@@ -107,7 +110,8 @@ class Containers:
         """
         assert self._runtime is not None
         runtime = self._runtime
-        env = {**self._node_env, **spec.env}
+        env = {**passed(self._node_env), **spec.env}
+        libraries = self._libraries(runtime, self._names[image])
         meeting = Path(spec.log_dir).parent / "container"
         meeting.mkdir(parents=True, exist_ok=True)
         box = Box(
@@ -116,7 +120,7 @@ class Containers:
             labels={FOLDER_LABEL: str(self._folder), "gpuctl.job": spec.job, "gpuctl.round": str(spec.round)},
             cwd=spec.cwd,
             writable=(str(folder), *_bucket_folder(env.get("GPUCTL_BUCKET", ""))),
-            readable=named_files(env),
+            readable=(*named_files(env), *libraries.mounted),
             package=Path(gpuctl.__file__).parent,
             meeting=str(meeting),
         )
@@ -131,7 +135,7 @@ class Containers:
             remove_command(runtime, [box.name]),
             self._client_env,
             meeting,
-            Order(args=torchrun_args(spec), env=env, library=LIBRARY),
+            Order(args=torchrun_args(spec), env=env, library_path=list(libraries.searched), library=LIBRARY),
             held,
             on_exit,
         )
@@ -182,6 +186,13 @@ class Containers:
         finally:
             self._do("")
         return full_name(image)
+
+    def _libraries(self, runtime: Runtime, name: str) -> Libraries:
+        library_path = self._node_env.get("LD_LIBRARY_PATH", "")
+        if not library_path:
+            return Libraries()
+        image_env = self._ask([runtime.program, "image", "inspect", "--format", "{{.Config.Env}}", name]).stdout
+        return fabric_libraries(library_path, image_env)
 
     def _pull(self, runtime: Runtime, image: str, is_over: Callable[[], bool]) -> None:
         began = said_at = time.monotonic()

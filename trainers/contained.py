@@ -6,8 +6,9 @@ as it would its own.
 
 It talks to the agent over a Unix socket in a folder that both see, one JSON line each:
 
-- in: ``{"args": […], "env": {…}, "library": …}``: torchrun's arguments; variables, which so stand on no command line
-  and in no ``inspect``; and a folder with gpuctl's source, for images that have what it needs but not gpuctl itself
+- in: ``{"args": […], "env": {…}, "library_path": […], "library": …}``: torchrun's arguments; variables, which so stand
+  on no command line and in no ``inspect``; folders with the fabric's libraries; and a folder with gpuctl's source, for
+  images that have what it needs but not gpuctl itself
 - out: ``{"event": "started"}``, then ``{"failures": [{"local_rank": …, "exit_code": …}]}``, or ``{"error": …}`` where
   torchrun itself failed
 
@@ -80,6 +81,7 @@ def _outlive(child: int, agent: socket.socket) -> None:
 
 def _torchrun(order: dict[str, Any], agent: socket.socket) -> int:
     os.environ.update(order["env"])
+    _search_last(order["library_path"])
     _have_a_home()
     _offer_gpuctl(order["library"])
     try:
@@ -104,6 +106,13 @@ def _failures_of(args: list[str]) -> list[dict[str, int]]:
             for f in error.failures.values()
         ]
     return []
+
+
+def _search_last(folders: list[str]) -> None:
+    """For libraries, in what is started from here: the image's own come first, which go with its other programs."""
+    path = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    if folders:
+        os.environ["LD_LIBRARY_PATH"] = ":".join([*path, *(folder for folder in folders if folder not in path)])
 
 
 def _have_a_home() -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from gpuctl.bootstrap.container import (
     Box,
+    Libraries,
     Machine,
     Runtime,
+    fabric_libraries,
     found_machine,
     full_name,
     list_command,
@@ -155,6 +157,24 @@ def test_files_with_credentials_come_along(tmp_path: Path) -> None:
     key.touch()
     env = {"GOOGLE_APPLICATION_CREDENTIALS": str(key), "AWS_CONFIG_FILE": "/not/there", "OTHER": str(key)}
     assert named_files(env) == (str(key),)
+
+
+def test_the_map_of_the_machines_cards_comes_along(tmp_path: Path) -> None:
+    topology = tmp_path / "ndv5-topo.xml"
+    topology.touch()
+    assert named_files({"NCCL_TOPO_FILE": str(topology)}) == (str(topology),)
+
+
+def test_the_fabrics_libraries_come_along_where_they_are_and_the_image_has_none(tmp_path: Path) -> None:
+    plugin = "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"
+    for folder in (plugin, "/opt/amazon/efa/lib", "/usr/local/cuda/lib64"):
+        (tmp_path / folder[1:]).mkdir(parents=True)
+    path = f"{plugin}:/usr/local/cuda/lib64"
+    found = fabric_libraries(path, "[PATH=/usr/bin LD_LIBRARY_PATH=/usr/local/lib]", tmp_path)
+    assert found == Libraries(("/opt/amazon/ofi-nccl", "/opt/amazon/efa"), (plugin, "/opt/amazon/efa/lib"))
+    assert fabric_libraries("/usr/local/cuda/lib64", "", tmp_path) == Libraries(), "the host's CUDA stays outside"
+    assert fabric_libraries(path, "[LD_LIBRARY_PATH=/opt/amazon/efa/lib:/x]", tmp_path) == Libraries()
+    assert fabric_libraries(path, "", tmp_path / "nothing") == Libraries()
 
 
 def test_only_devices_that_are_there_are_asked_for(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from gpuctl.bootstrap.container import FOLDER_LABEL, OPTIONS
+from gpuctl.bootstrap.fabric import OFI_PLUGINS
 from gpuctl.bootstrap.interpreter import Ending
 from gpuctl.bootstrap.runtime import Containers
 from gpuctl.cluster.errors import Fenced, GpuctlError
@@ -38,9 +39,14 @@ class Bench:
         self.said: list[str] = []
         self.changed = threading.Event()
         self.rounds = 0
+        self._env = {**os.environ, **env}
+        self.begin()
+
+    def begin(self, **more: str) -> None:
+        """An agent, with ``more`` among its node's own variables."""
         node_env = {OPTIONS: shlex.join(containers.options()), "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1"}
         self.containers = Containers(
-            self.node, node_env, {**os.environ, **env}, False, self.said.append, self.changed.set
+            self.node, {**node_env, **more}, self._env, False, self.said.append, self.changed.set
         )
 
     def launch(self, script: str, *, nproc: int = 1, **env: str) -> None:
@@ -98,6 +104,47 @@ def test_a_script_runs_in_the_image_with_its_arguments_and_variables(bench: Benc
     assert bench.printed() == f"['a', 'b c'] 0 two\nlines False {bench.code}\n"
     assert (bench.code / "written").stat().st_uid == os.getuid()
     assert containers.left(bench.node) == []
+
+
+@pytest.fixture
+def plugin() -> Iterator[str]:
+    """A folder where NCCL's plug-in for EFA may be, on this machine."""
+    folder = Path(OFI_PLUGINS[-1])
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except PermissionError:
+        pytest.skip("only root may make the fabric's folders in /opt")
+    yield str(folder)
+    for one in made:
+        one.rmdir()
+
+
+SHOW = "import os\nprint(os.environ.get('LD_LIBRARY_PATH', ''), os.path.isdir({plugin!r}))"
+
+
+@pytest.mark.parametrize("of_the_image", ["", "/image/lib"])
+def test_the_hosts_library_path_stays_outside_but_for_the_fabrics(bench: Bench, plugin: str, of_the_image: str) -> None:
+    bench.begin(LD_LIBRARY_PATH=f"{plugin}:/usr/local/cuda/lib64")
+    option = ["--env", f"LD_LIBRARY_PATH={of_the_image}"] if of_the_image else []
+    bench.launch(SHOW.format(plugin=plugin), GPUCTL_CONTAINER_OPTIONS=shlex.join([*containers.options(), *option]))
+    assert bench.ended() == []
+    before = f"{of_the_image}:" if of_the_image else ""
+    assert bench.printed() == f"{before}{plugin} True\n"
+
+    bench.begin(LD_LIBRARY_PATH="/usr/local/cuda/lib64")
+    bench.launch(SHOW.format(plugin=plugin))
+    assert bench.ended() == []
+    assert bench.printed() == " False\n"
+
+
+def test_the_file_with_the_machines_topology_can_be_read_inside(bench: Bench, tmp_path: Path) -> None:
+    topology = tmp_path / "topo.xml"
+    topology.write_text("<system/>")
+    bench.begin(NCCL_TOPO_FILE=str(topology), MKL_VERBOSE="1")
+    bench.launch("import os\nprint(open(os.environ['NCCL_TOPO_FILE']).read(), 'MKL_VERBOSE' in os.environ)")
+    assert bench.ended() == []
+    assert bench.printed() == "<system/> False\n"
 
 
 def test_exit_codes_signals_and_tracebacks_are_told_by_local_rank(bench: Bench) -> None:
