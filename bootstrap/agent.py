@@ -366,7 +366,11 @@ def main(folder: str) -> None:
     """Run the agent of the node whose files are in ``folder``; SIGTERM is its notice."""
     path = Path(folder).absolute()
     identity = decode((path / "identity.json").read_bytes(), Identity, str(path / "identity.json"))
-    agent = Agent(path, identity)
+    try:
+        agent = Agent(path, identity)
+    except GpuctlError as error:
+        _say(f"error: {error}")
+        sys.exit(error.exit_code)
 
     def on_sigterm(_number: int, _frame: FrameType | None) -> None:
         agent.notice(_lead_s(path, identity), SIGTERM)
