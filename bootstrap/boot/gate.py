@@ -1,11 +1,16 @@
 """The health gate: what the machine has, beside what its type promises. Less of it makes a job slow, or hang, at a
 price of all its machines; so such a machine is never a node.
+
+Errors of memory are counted since the driver was loaded, so on a fresh machine there are none; what a card keeps is how
+it has mended itself: rows remapped (A100 and newer) or pages retired. Sources: docs.nvidia.com, "GPU Memory Error
+Management" and "Dynamic Page Retirement".
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from .steps import sh
@@ -13,11 +18,13 @@ from .steps import sh
 _LEAST_MEMORY = 0.9
 """Of the nominal: drivers and ECC keep some for themselves (23,028 MiB of an A10G's 24 GB)."""
 _QUERY = "index,memory.total,ecc.errors.uncorrected.volatile.total"
+_REMAPPED = "gpu_bus_id,remapped_rows.failure,remapped_rows.pending"
+_RETIRED = "gpu_bus_id,retired_pages.pending"
 
 
 def check(promise: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` that names all that is wrong, and ``OSError`` where it cannot be found out."""
-    if wrong := [*_gpus(promise), *_fabric(promise)]:
+    if wrong := [*_gpus(promise), *_memory(promise), *_fabric(promise)]:
         raise ValueError("; ".join(wrong))
 
 
@@ -33,6 +40,35 @@ def _gpus(promise: Mapping[str, Any]) -> Iterator[str]:
             yield f"GPU {index} has {found:.0f} GB of memory, and should have {promise['gpu_memory_gb']:g}"
         if errors.strip().isdigit() and int(errors):
             yield f"GPU {index} has {int(errors)} uncorrected memory errors"
+
+
+def _memory(promise: Mapping[str, Any]) -> Iterator[str]:
+    """Older cards and drivers do not know what is asked: an error or ``[N/A]``, which is no fault."""
+    if not promise["gpus"]:
+        return
+    rows = _told(f"--query-remapped-rows={_REMAPPED}", 3)
+    for gpu, failed, pending in rows:
+        if _is_yes(failed):
+            yield f"GPU {gpu} has bad memory that it could not remap"
+        elif _is_yes(pending):
+            yield f"GPU {gpu} has bad memory that it remaps when it is reset"
+    if any("N/A" not in failed for _, failed, _ in rows):
+        return
+    for gpu, pending in _told(f"--query-gpu={_RETIRED}", 2):
+        if _is_yes(pending):
+            yield f"GPU {gpu} has bad memory that it retires when it is reset"
+
+
+def _told(query: str, fields: int) -> list[list[str]]:
+    """Rows of so many fields; none if there is no such question."""
+    with suppress(OSError):
+        rows = [[field.strip() for field in line.split(",")] for line in _lines(query)]
+        return [row for row in rows if len(row) == fields]
+    return []
+
+
+def _is_yes(told: str) -> bool:
+    return told.lower() == "yes" or (told.isdigit() and int(told) > 0)
 
 
 def _lines(query: str) -> list[str]:

@@ -60,7 +60,7 @@ STAND_INS = {
     "apt-mark": "",
     "dpkg": "",
     "dpkg-query": 'echo "nvidia-driver-580 ii "; echo "libnvidia-compute-580 hi "; echo "nvidia-old rc "',
-    "nvidia-smi": 'case "$*" in *query*) for i in 0 1; do echo "$i, 40960, 0"; done;; esac',
+    "nvidia-smi": 'case "$*" in *ecc*) for i in 0 1; do echo "$i, 40960, 0"; done;; esac',
     "nvidia-ctk": "",
     "docker": "",
     "fi_info": _TWO_CARDS,

@@ -27,8 +27,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BareMachine:
     return machine
 
 
-def gpus(machine: BareMachine, *rows: str) -> None:
-    machine.program("nvidia-smi", "\n".join(f'echo "{row}"' for row in rows))
+def gpus(machine: BareMachine, *rows: str, **others: tuple[str, ...]) -> None:
+    """``nvidia-smi`` answers with ``rows``, and a question for a field of ``others`` with those; it knows no other."""
+    cases = [f"*{word}*) {_echo(told)} ;;" for word, told in {**others, "memory.total": rows}.items()]
+    machine.program("nvidia-smi", "\n".join(['case "$*" in', *cases, "*) echo no such question; exit 2 ;;", "esac"]))
+
+
+def _echo(rows: tuple[str, ...]) -> str:
+    return "; ".join(f'echo "{row}"' for row in rows)
 
 
 def ports(machine: BareMachine, *told: tuple[str, str]) -> None:
@@ -78,6 +84,43 @@ def test_a_gpu_with_too_little_memory_is_named(machine: BareMachine) -> None:
 def test_a_gpu_with_uncorrected_errors_is_named(machine: BareMachine) -> None:
     gpus(machine, "0, 40960, 3", "1, 40960, [N/A]")
     assert wrong() == "GPU 0 has 3 uncorrected memory errors"
+
+
+GOOD = ("0, 40960, 0", "1, 40960, 0")
+NO_REMAPPING = ("00000000:18:00.0, [N/A], [N/A]", "00000000:19:00.0, [N/A], [N/A]")
+
+
+@pytest.mark.parametrize("yes", ["Yes", "1"])
+def test_what_a_card_remembers_of_bad_memory_is_named(machine: BareMachine, yes: str) -> None:
+    """Whose errors of this very hour are none, since its driver is fresh."""
+    gpus(machine, *GOOD, remapped_rows=(f"00000000:18:00.0, {yes}, {yes}", "00000000:19:00.0, No, 0"))
+    assert wrong() == "GPU 00000000:18:00.0 has bad memory that it could not remap"
+    gpus(machine, *GOOD, remapped_rows=("00000000:18:00.0, 0, No", f"00000000:19:00.0, No, {yes}"))
+    assert wrong() == "GPU 00000000:19:00.0 has bad memory that it remaps when it is reset"
+
+
+@pytest.mark.parametrize("remapped", [{"remapped_rows": NO_REMAPPING}, {}])
+def test_an_older_card_is_asked_for_its_retired_pages(
+    machine: BareMachine, remapped: dict[str, tuple[str, ...]]
+) -> None:
+    gpus(machine, *GOOD, **remapped, retired_pages=("00000000:18:00.0, No", "00000000:19:00.0, Yes"))
+    assert wrong() == "GPU 00000000:19:00.0 has bad memory that it retires when it is reset"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"remapped_rows": ("00000000:18:00.0, No, No", "00000000:19:00.0, 0, 0")},
+        {"remapped_rows": NO_REMAPPING, "retired_pages": ("00000000:18:00.0, [N/A]", "00000000:19:00.0, [N/A]")},
+        {"retired_pages": ("00000000:18:00.0, No", "00000000:19:00.0, [Not Supported]")},
+    ],
+)
+def test_sound_memory_and_a_driver_that_knows_nothing_of_it_pass(
+    machine: BareMachine, others: dict[str, tuple[str, ...]]
+) -> None:
+    gpus(machine, *GOOD, **others)
+    check(PROMISE)
 
 
 def test_a_missing_card_of_efa_is_named(machine: BareMachine) -> None:
