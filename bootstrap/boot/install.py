@@ -10,8 +10,9 @@ Packages come from the machine's own sources and NVIDIA's; ``NodeSpec.sources`` 
 
 A machine of ``ssh`` belongs to somebody: there nothing is installed but gpuctl, and no disk and no setting is touched.
 
-Sources: docs.nvidia.com, "NVIDIA Driver Installation Guide" and "Installing the NVIDIA Container Toolkit"; AWS, "Get
-started with EFA". Reloads of systemd come before containers: github.com/NVIDIA/nvidia-container-toolkit/issues/48.
+Sources: docs.nvidia.com, "NVIDIA Driver Installation Guide", "Installing the NVIDIA Container Toolkit" and "Driver
+Persistence"; AWS, "Get started with EFA". Reloads of systemd come before containers:
+github.com/NVIDIA/nvidia-container-toolkit/issues/48.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Machine:
             Step("toolkit", self.toolkit),
             Step("fabric", self.fabric, 900),
             Step("scratch", lambda: make_scratch(self.root, self.apt), 300, always=True),
+            Step("persistence", self.persistence, 300, tries=2, always=True),
             *ours,
         ]
 
@@ -129,6 +131,16 @@ class Machine:
                 self.apt("rdma-core", "ibverbs-utils")
             for module in ("mlx5_ib", "ib_umad", "rdma_ucm"):
                 _works("modprobe", module)  # the gate says what is missing
+
+    def persistence(self) -> None:
+        """The driver keeps GPUs awake that nobody uses. Else each question to one wakes it, which takes seconds and
+        looks like load, to the idle watch too. Some distributions start the daemon with ``--no-persistence-mode``; so
+        it is turned on besides, by way of the daemon where there is one. A machine can do without."""
+        if not self.spec["promise"]["gpus"]:
+            return
+        _works("systemctl", "start", "nvidia-persistenced.service")
+        if not _works("nvidia-smi", "-pm", "1"):
+            print("GPUs are not kept awake: an idle one may look busy", flush=True)
 
     # -- gpuctl -------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def names(machine: Machine) -> list[str]:
 def test_upgrades_are_held_before_anything_else_and_the_gate_comes_before_gpuctl(make: Make) -> None:
     _, machine = make()
     assert names(machine) == [
-        *("hold", "driver", "docker", "toolkit", "fabric", "scratch"),
+        *("hold", "driver", "docker", "toolkit", "fabric", "scratch", "persistence"),
         *("gate", "gpuctl", "identity", "agent"),
     ]
 
@@ -117,6 +117,33 @@ def test_a_machine_without_gpus_gets_no_driver_and_no_toolkit(make: Make) -> Non
     machine.driver()
     machine.toolkit()
     machine.fabric()
+    assert bare.calls() == []
+
+
+def test_gpus_are_kept_awake_whatever_the_daemons_unit_says(make: Make) -> None:
+    bare, machine = make()
+    (step,) = [step for step in machine.steps() if step.name == "persistence"]
+    assert step.always, "it does not outlive a boot"
+    step.do()
+    assert bare.calls() == ["systemctl start nvidia-persistenced.service", "nvidia-smi -pm 1"]
+
+
+@pytest.mark.parametrize("missing", ["systemctl", "nvidia-smi"])
+def test_what_does_not_keep_gpus_awake_is_said_and_stops_nothing(
+    make: Make, missing: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bare, machine = make()
+    bare.program(missing, "echo no such thing; exit 5")
+    machine.persistence()
+    assert bare.calls()[-1] == "nvidia-smi -pm 1"
+    said = capfd.readouterr().out
+    assert "no such thing" in said
+    assert ("GPUs are not kept awake" in said) == (missing == "nvidia-smi")
+
+
+def test_without_gpus_none_is_kept_awake(make: Make) -> None:
+    bare, machine = make(promise=Promise())
+    machine.persistence()
     assert bare.calls() == []
 
 

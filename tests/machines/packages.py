@@ -16,7 +16,9 @@ each() { for index in 0 1 2 3 4 5 6 7; do eval "echo \\"$1\\""; done; }
 case "$*" in
     -L) each 'GPU $index: NVIDIA A100-SXM4-40GB (UUID: GPU-$index)' ;;
     *query-gpu=index,memory.total,ecc*) each '$index, 40960, 0' ;;
+    *query-remapped-rows=gpu_bus_id,*) each '0000000$index:00:00.0, No, No' ;;
     *query-gpu=utilization.gpu*) each 0 ;;
+    '-pm 1') each 'Enabled persistence mode for GPU 0000000$index:00:00.0.' ;;
     *) echo "nvidia-smi: not told what to say to $*" >&2; exit 2 ;;
 esac
 """
