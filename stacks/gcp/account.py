@@ -42,6 +42,10 @@ class NotThere(GpuctlError):
     """What was asked about does not exist."""
 
 
+class Disabled(Denied):
+    """The project has never enabled the service that was asked."""
+
+
 class Unreachable(GpuctlError):
     """A part of the answer is missing; the rest has been told."""
 
@@ -228,7 +232,7 @@ def _refusal(error: Any) -> GpuctlError:
     if error.code is None or error.code >= 500 or error.code == 429 or reasons & {*_TOO_MANY}:
         return GpuctlError(f"Google Cloud answered {error.code}: {said}", "try again later")
     if reasons & {*_NOT_ENABLED}:
-        return Denied(said, f"enable it at {_enabling(error)}")
+        return Disabled(said, f"enable it at {_enabling(error)}")
     if reasons & {*_NO_PROJECT} or (error.code == 404 and _is_about_project(said)):
         return NotThere(
             f"there is no such Google Cloud project, or it is not yours: {said}", "set GOOGLE_CLOUD_PROJECT"

@@ -1,16 +1,17 @@
-"""Whether a project would get what a request wants: credentials, project, region, machines in the zone, rights, quota.
+"""Whether a project would get what a request wants: credentials, project, services, region, machines in the zone,
+rights, quota.
 
 Nothing is created. Capacity at this moment is not told: Google knows it only when it starts a machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.cloud import Check, CredentialsRefused
-from gpuctl.stacks.gcp.account import CONSOLE, Account, NotThere, entering, last
+from gpuctl.stacks.cloud import Check, CredentialsRefused, Denied
+from gpuctl.stacks.gcp.account import CONSOLE, Account, Disabled, NotThere, entering, last
 from gpuctl.stacks.gcp.leaks import LABEL
 from gpuctl.stacks.gcp.zones import sold
 from gpuctl.stacks.machines import MachineType
@@ -38,10 +39,13 @@ _RIGHTS = (
     *("compute.instances.setServiceAccount", "compute.disks.create", "compute.subnetworks.use"),
     *("compute.subnetworks.useExternalIp", "iam.serviceAccounts.create", "iam.serviceAccounts.delete"),
     *("iam.serviceAccounts.actAs", "iam.roles.create", "iam.roles.delete", "resourcemanager.projects.setIamPolicy"),
-    *("storage.buckets.create", "storage.buckets.setIamPolicy"),
+    *("storage.buckets.create", "storage.buckets.setIamPolicy", "resourcemanager.tagKeys.create"),
+    *("resourcemanager.tagKeys.delete", "resourcemanager.tagValues.create", "resourcemanager.tagValues.delete"),
+    *("resourcemanager.tagValueBindings.create", "compute.instanceGroupManagers.createTagBinding"),
 )
 """What ``up`` and ``down`` ask for (see ``network``, ``identity``, ``storage``, ``group``), without what goes with it.
-Those for tags are granted on the tag, and cannot be asked of a project."""
+The group's tag is below the project, and so its rights are the project's too:
+cloud.google.com/resource-manager/docs/tags/tags-creating-and-managing, "Required permissions"."""
 
 
 def checks(request: StackRequest, machine: MachineType, account: Account | None = None) -> list[Check]:
@@ -55,16 +59,51 @@ def checks(request: StackRequest, machine: MachineType, account: Account | None 
         return [Check.fail("credentials", str(error))]
     try:
         project = account.compute("Projects", "get")
+    except Disabled:  # a fresh project: this service is not the only one
+        return [credentials, Check.of("services", lambda: _services(account))]
     except GpuctlError as error:
         return [credentials, Check.fail("project", str(error), f"{CONSOLE}/cloud-resource-manager")]
     return [
         credentials,
         Check.ok("project", account.project),
+        Check.of("services", lambda: _services(account)),
         Check.of("region", lambda: _region(request, account)),
         Check.of("machines", lambda: _machines(request, machine, account)),
         Check.of("permissions", lambda: _permissions(account)),
         Check.of("quota", lambda: _quota(request, machine, account, project)),
     ]
+
+
+def _services(account: Account) -> Check:
+    """All that are needed and not there, so that they are enabled at once."""
+    at = account.project
+    asking: dict[str, Callable[[], object]] = {
+        "compute": lambda: account.compute("Projects", "get"),
+        "iam": lambda: account.ask("iam", f"v1/projects/{at}/roles", query={"pageSize": 1}),
+        "cloudresourcemanager": lambda: account.ask(
+            "cloudresourcemanager", "v3/tagKeys", query={"parent": f"projects/{at}", "pageSize": 1}
+        ),
+        "storage": lambda: account.ask("storage", "storage/v1/b", query={"project": at, "maxResults": 1}),
+    }
+    if missing := [f"{name}.googleapis.com" for name, ask in asking.items() if not _is_enabled(ask)]:
+        how = f"gcloud services enable {' '.join(missing)} --project {at}"
+        return Check.fail(
+            "services",
+            f"the project has not enabled {', '.join(missing)}; {how}",
+            f"{CONSOLE}/apis/library?project={at}",
+        )
+    return Check.ok("services", f"{', '.join(asking)} are enabled")
+
+
+def _is_enabled(ask: Callable[[], object]) -> bool:
+    """A service that refuses is there. Raises ``GpuctlError`` if nobody answers."""
+    try:
+        ask()
+    except Disabled:
+        return False
+    except (Denied, NotThere):
+        pass
+    return True
 
 
 def _region(request: StackRequest, account: Account) -> Check:

@@ -1,6 +1,6 @@
 """A project of Google Cloud on loopback: a server that answers as Google does, with what a test has put there, to the
 real clients. Answers have the shapes of Google's REST reference: Compute Engine v1, IAM v1, Resource Manager v1 and v3,
-Cloud Billing v1, and the token endpoint of OAuth.
+Cloud Billing v1, Cloud Storage v1's list of buckets, and the token endpoint of OAuth.
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ def _furnish(google: Google) -> None:
     google.put(f"/v1/projects/{PROJECT}/roles", {})
     google.put(f"POST /v1/projects/{PROJECT}:getIamPolicy", {"version": 3, "bindings": []})
     google.put("/v3/tagKeys", {})
+    google.put("/storage/v1/b", {})
 
 
 def credentials_file(folder: Path, endpoint: str) -> Path:
@@ -198,7 +199,7 @@ def _private_key() -> str:
 
 def environment(google: Google, folder: Path) -> dict[str, str]:
     """In which Google's clients and gpuctl find the server, and nothing of whoever runs this."""
-    services = ("COMPUTE", "IAM", "CLOUDRESOURCEMANAGER", "CLOUDBILLING")
+    services = ("COMPUTE", "IAM", "CLOUDRESOURCEMANAGER", "CLOUDBILLING", "STORAGE")
     return {
         **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": google.endpoint for name in services},
         "GOOGLE_APPLICATION_CREDENTIALS": str(credentials_file(folder, google.endpoint)),

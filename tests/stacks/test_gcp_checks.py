@@ -12,7 +12,7 @@ import pytest
 from gpuctl.stacks.cloud import Check
 from gpuctl.stacks.gcp.checks import checks, quotas
 from gpuctl.stacks.machines import catalog
-from tests.stacks.google import EMAIL, PROJECT, URL, Google, typed_refusal
+from tests.stacks.google import EMAIL, PROJECT, URL, Google, refusal, typed_refusal
 from tests.stacks.samples import asked
 
 REGION, ZONE = "us-central1", "us-central1-a"
@@ -58,7 +58,7 @@ def checked(**changes: Any) -> dict[str, Check]:
 def test_all_is_well_where_the_cloud_says_so(generous: Google) -> None:
     found = checked()
     assert {name: one.status for name, one in found.items()} == dict.fromkeys(
-        ("credentials", "project", "region", "machines", "permissions", "quota"), "ok"
+        ("credentials", "project", "services", "region", "machines", "permissions", "quota"), "ok"
     )
     assert found["credentials"].message == EMAIL
     said = f"{SPOT_A100} in us-central1: 32, 0 in use, 32 more needed, and 4 others are enough"
@@ -143,6 +143,52 @@ def test_rights_that_are_missing_are_named(project: Google) -> None:
     assert checked()["permissions"].message.endswith("more")
 
 
+@pytest.mark.parametrize(
+    "right",
+    [
+        *("resourcemanager.tagKeys.create", "resourcemanager.tagValues.create"),
+        *("resourcemanager.tagKeys.delete", "resourcemanager.tagValues.delete"),
+        *("resourcemanager.tagValueBindings.create", "compute.instanceGroupManagers.createTagBinding"),
+    ],
+)
+def test_who_may_not_make_the_groups_tag_is_told_before_up_is(project: Google, right: str) -> None:
+    project.put(RIGHTS, lambda body: {"permissions": [one for one in body["permissions"] if one != right]})
+    assert checked()["permissions"].message == f"these credentials lack {right}"
+
+
+def disabled(service: str) -> tuple[int, Any]:
+    said = f"{service} has not been used in project 1 before or it is disabled."
+    return typed_refusal(403, said, "SERVICE_DISABLED", service=service)
+
+
+def test_services_that_the_project_has_not_enabled_fail_with_the_command_that_does(project: Google) -> None:
+    project.put(f"/v1/projects/{PROJECT}/roles", disabled("iam.googleapis.com"))
+    project.put("/v3/tagKeys", disabled("cloudresourcemanager.googleapis.com"))
+    found = checked()["services"]
+    both = "iam.googleapis.com, cloudresourcemanager.googleapis.com"
+    how = f"gcloud services enable {both.replace(',', '')} --project {PROJECT}"
+    assert (found.status, found.message) == ("fail", f"the project has not enabled {both}; {how}")
+    assert found.page == f"https://console.cloud.google.com/apis/library?project={PROJECT}"
+    assert {one.query.get("pageSize") for one in project.requests("/roles")} == {"1"}
+
+
+def test_a_fresh_project_is_told_of_all_its_services_at_once(project: Google) -> None:
+    project.put(f"/compute/v1/projects/{PROJECT}", refusal(403, "Compute Engine API is off", "accessNotConfigured"))
+    project.put(f"/v1/projects/{PROJECT}/roles", disabled("iam.googleapis.com"))
+    project.put("/storage/v1/b", refusal(403, "Cloud Storage is off", "accessNotConfigured"))
+    found = checked()
+    assert list(found) == ["credentials", "services"]
+    services = "compute.googleapis.com iam.googleapis.com storage.googleapis.com"
+    assert found["services"].message.endswith(f"; gcloud services enable {services} --project {PROJECT}")
+
+
+def test_a_service_that_may_not_be_listed_is_there_and_one_that_cannot_answer_is_told(project: Google) -> None:
+    project.put("/v3/tagKeys", typed_refusal(403, "no", "IAM_PERMISSION_DENIED"))
+    assert checked()["services"].status == "ok"
+    project.put("/v3/tagKeys", refusal(500, "later", "backendError"))
+    assert checked()["services"].message == "Google Cloud answered 500: later; try again later"
+
+
 def test_what_may_not_be_asked_is_unknown_and_the_rest_is_told(project: Google) -> None:
     off = "Cloud Resource Manager API has not been used in project 1 before or it is disabled."
     service = "cloudresourcemanager.googleapis.com"
@@ -211,7 +257,7 @@ def test_the_verb_prints_a_line_for_each_check(project: Google) -> None:
     grant(project, everywhere=None, **{SPOT_A100: 0})
     done = check("--nodes", "4")
     lines = {line.split()[1]: line for line in done.stdout.splitlines()}
-    assert list(lines) == ["credentials", "project", "region", "machines", "permissions", "quota"]
+    assert list(lines) == ["credentials", "project", "services", "region", "machines", "permissions", "quota"]
     assert lines["quota"] == f"fail     quota        {SPOT_A100} in us-central1 is 0; see {QUOTA_PAGE}"
     assert (done.returncode, done.stderr) == (1, "error: 1 check failed: quota\n")
 
