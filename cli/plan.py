@@ -22,7 +22,7 @@ from gpuctl.stacks import known, last_up
 from gpuctl.stacks.cloud import cloud
 from gpuctl.stacks.last_up import LastUp
 from gpuctl.stacks.machines import CloudName, MachineType, Price, catalog, region_of
-from gpuctl.stacks.offers import Wanted, cheapest, offers
+from gpuctl.stacks.offers import Wanted, cheapest, maybe_cheaper, offers, refreshing, some_of
 from gpuctl.stacks.request import StackRequest
 
 if TYPE_CHECKING:
@@ -143,7 +143,12 @@ def _machine(provider: CloudName, flags: MachineFlags, before: StackRequest | No
     if flags.type is None:
         gpus = parse_flag("--gpus", flags.gpus, whole_number(1))
         wanted = Wanted(provider=provider, region=flags.region, gpu=flags.gpu, gpus=gpus)
-        offer = cheapest(wanted, spot=flags.spot is not False)
+        spot = flags.spot is not False
+        offer = cheapest(wanted, spot=spot, usual_region=_USUAL_REGION[provider])
+        if silent := maybe_cheaper(offer, wanted, spot=spot):
+            how = f"; {refreshing(silent[0], offer.price.region)}" if spot else ""
+            where = offer.price.region
+            say(f"note: nobody has told the price of {some_of(silent)} in {where}, which may be cheaper{how}")
         return offer.machine, offer.price
     if flags.gpu or flags.gpus:
         raise BadInput("--type names the machine already", "leave --gpu and --gpus out")

@@ -5,7 +5,8 @@ request and no credentials.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -68,23 +69,72 @@ def offers(wanted: Wanted, known: Catalog | None = None) -> list[Offer]:
     return sorted(filter(wanted.takes, found), key=_order)
 
 
-def cheapest(wanted: Wanted, *, spot: bool) -> Offer:
-    """What ``up`` takes where no type is named. Raises ``BadInput`` if nothing with a price fits.
+def cheapest(wanted: Wanted, *, spot: bool, usual_region: str = "") -> Offer:
+    """What ``up`` takes where no type is named. Raises ``BadInput`` if nothing with a price fits; ``usual_region`` is
+    the one that it then speaks of where none is wanted.
 
     What cannot work with what gpuctl installs is taken only where its GPU is named, for ``rules`` to say so.
     """
-    fitting = [offer for offer in offers(wanted) if not offer.machine.before_turing or wanted.names(offer.machine)]
     # On-demand prices stand in for spot prices that nobody has told: they are above them.
-    priced = [offer for offer in fitting if offer.machine.spot or not spot if best_usd(offer, spot=spot) is not None]
-    if not priced:
-        raise BadInput("nothing that gpuctl knows a price of fits", "ask for less, or see: gpuctl offers")
-    return min(priced, key=lambda offer: (best_usd(offer, spot=spot) or math.inf, offer.machine.name))
+    priced = [one for one in _fitting(wanted, spot=spot) if best_usd(one, spot=spot) is not None]
+    if priced:
+        return min(priced, key=lambda offer: (best_usd(offer, spot=spot) or math.inf, offer.machine.name))
+    if silent := unpriced(wanted, spot=spot):
+        region = wanted.region or usual_region
+        said = f"{some_of(silent)} fit, but nobody has told their price in {region}"
+        if len(silent) == 1:
+            said = f"{silent[0].name} fits, but nobody has told its price in {region}"
+        raise BadInput(said, f"name one with --type{f', or: {refreshing(silent[0], region)}' if spot else ''}")
+    sold = " to be sold as spot" if spot else ""
+    raise BadInput(f"nothing that gpuctl knows{sold} fits", "ask for something else; gpuctl offers shows all")
+
+
+def unpriced(wanted: Wanted, *, spot: bool) -> list[MachineType]:
+    """What fits, the smallest first, and has no price in the region that is wanted; in none at all, if none is."""
+    anywhere = _fitting(replace(wanted, region=None, max_price=None), spot=spot)
+    priced = {
+        offer.machine.name
+        for offer in anywhere
+        if wanted.region in (None, offer.price.region) and best_usd(offer, spot=spot) is not None
+    }
+    silent = {offer.machine.name: offer.machine for offer in anywhere if offer.machine.name not in priced}
+    return sorted(silent.values(), key=lambda one: (one.gpus, one.gpu_memory_gb, one.vcpus, one.name))
+
+
+def maybe_cheaper(taken: Offer, wanted: Wanted, *, spot: bool) -> list[MachineType]:
+    """Of ``unpriced``, without those that are ``taken`` and more of the same."""
+    mine = taken.machine
+    return [
+        one
+        for one in unpriced(wanted, spot=spot)
+        if one.gpu != mine.gpu or one.gpus < mine.gpus or one.vcpus < mine.vcpus or one.memory_gb < mine.memory_gb
+    ]
+
+
+def some_of(machines: Sequence[MachineType]) -> str:
+    """Such as ``g2-standard-4 and 7 more``."""
+    more = f" and {len(machines) - 1} more" if len(machines) > 1 else ""
+    return f"{machines[0].name}{more}"
+
+
+def refreshing(machine: MachineType, region: str) -> str:
+    """The command that asks for the spot price."""
+    return f"gpuctl offers --refresh --provider {machine.provider} --region {region}"
 
 
 def best_usd(offer: Offer, *, spot: bool = True) -> float | None:
     """The price as asked for, or the on-demand price where that is unknown."""
     usd = offer.usd(spot=spot)
     return offer.price.on_demand if usd is None else usd
+
+
+def _fitting(wanted: Wanted, *, spot: bool) -> list[Offer]:
+    """What works and is sold so."""
+    return [
+        offer
+        for offer in offers(wanted)
+        if (offer.machine.spot or not spot) and (not offer.machine.before_turing or wanted.names(offer.machine))
+    ]
 
 
 def _order(offer: Offer) -> tuple[float, str, str]:

@@ -65,6 +65,15 @@ def test_a_type_and_a_zone_are_taken_as_they_are_named(home: Path) -> None:
     assert "nobody may log in" not in done.stderr
 
 
+def test_a_machine_that_may_be_cheaper_is_told_of_where_nobody_knows_its_price(home: Path) -> None:
+    said = "note: nobody has told the price of n1-standard-4+t4x1 and "
+    (line,) = [
+        line for line in run(home, "--provider", "gcp", "--gpus", "1").stderr.splitlines() if line.startswith(said)
+    ]
+    assert line.endswith("may be cheaper; gpuctl offers --refresh --provider gcp --region us-central1")
+    assert said not in run(home, "--provider", "gcp", "--gpu", "A100").stderr
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -74,7 +83,13 @@ def test_a_type_and_a_zone_are_taken_as_they_are_named(home: Path) -> None:
             ["--provider", "aws", "--type", "p4d.24xlarge", "--region", "us-east-1", "--zone", "us-west-2a"],
             "zone us-west-2a is not in us-east-1; such as us-east-1a",
         ),
-        (["--provider", "aws", "--gpu", "TPU"], "nothing that gpuctl knows a price of fits"),
+        (["--provider", "aws", "--gpu", "TPU"], "nothing that gpuctl knows to be sold as spot fits"),
+        (
+            ["--provider", "gcp", "--gpu", "L4", "--gpus", "1"],
+            "g2-standard-4 and 4 more fit, but nobody has told their price in us-central1; name one with --type, or: "
+            "gpuctl offers --refresh --provider gcp --region us-central1",
+        ),
+        (["--provider", "gcp", "--region", "europe-west4", "--gpu", "L4"], "g2-standard-4 and 7 more fit, but nobody"),
         (["--provider", "aws", "--type", "g5.xlarge", "--gpus", "1"], "--type names the machine already"),
         (["--provider", "aws", "--type", "g5.xlarge", "--ssh-from", "0.0.0.0/0"], "0.0.0.0/0 is everybody"),
         (["--provider", "aws", "--type", "g5.xlarge", "--ssh-key", "/no/key"], "--ssh-key /no/key cannot be read"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks import offers as module
 from gpuctl.stacks.machines import Catalog, MachineType, Price
-from gpuctl.stacks.offers import Wanted, cheapest, offers
+from gpuctl.stacks.offers import Wanted, cheapest, maybe_cheaper, offers
 
 
 def machine(name: str, gpus: int = 1, gpu: str = "A100-40GB", **more: Any) -> MachineType:
@@ -88,8 +89,34 @@ def test_up_takes_the_cheapest_machine_that_is_sold_as_asked_for(monkeypatch: py
     assert cheapest(Wanted(gpu="A100", gpus=1), spot=False).machine.name == "never"
     assert cheapest(Wanted(gpu="A100", gpus=1), spot=True).machine.name == "one"
     assert cheapest(Wanted(gpus=8), spot=True).price.region == "r2"
-    with pytest.raises(BadInput, match="nothing that gpuctl knows a price of fits"):
-        cheapest(Wanted(gpu="H100"), spot=True)
+    with pytest.raises(BadInput, match=r"^nothing that gpuctl knows to be sold as spot fits; ask for something else"):
+        cheapest(Wanted(gpu="B200"), spot=True)
+    with pytest.raises(BadInput, match=r"^nothing that gpuctl knows to be sold as spot fits"):
+        cheapest(Wanted(gpu="A100", gpus=2), spot=True)
+
+
+def test_what_fits_and_has_no_price_is_named_with_the_way_to_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "catalog", lambda: KNOWN)
+    secret = "secret fits, but nobody has told its price in us-east-1; name one with --type"
+    with pytest.raises(BadInput) as told:
+        cheapest(Wanted(gpu="H100"), spot=True, usual_region="us-east-1")
+    assert str(told.value) == f"{secret}, or: gpuctl offers --refresh --provider aws --region us-east-1"
+    with pytest.raises(BadInput) as told:
+        cheapest(Wanted(gpu="H100"), spot=False, usual_region="us-east-1")
+    assert str(told.value) == secret, "a refresh brings spot prices only"
+    with pytest.raises(BadInput) as told:
+        cheapest(Wanted(provider="aws", region="r9"), spot=True)
+    assert str(told.value).startswith("one and 2 more fit, but nobody has told their price in r9; name one with --type")
+
+
+def test_what_has_no_price_may_be_cheaper_unless_it_is_more_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    larger = (machine("larger", vcpus=16), machine("smaller", vcpus=4), machine("other", gpu="L4"))
+    monkeypatch.setattr(module, "catalog", lambda: msgspec.structs.replace(KNOWN, types=(*KNOWN.types, *larger)))
+    wanted = Wanted(provider="aws", gpus=1)
+    taken = cheapest(wanted, spot=True)
+    assert taken.machine.name == "one"
+    assert [one.name for one in maybe_cheaper(taken, wanted, spot=True)] == ["smaller", "other"]
+    assert maybe_cheaper(taken, Wanted(gpu="A100", gpus=8), spot=True) == []
 
 
 def test_up_takes_no_gpu_that_cannot_work_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +125,6 @@ def test_up_takes_no_gpu_that_cannot_work_unless_it_is_named(monkeypatch: pytest
         assert cheapest(wanted, spot=True).machine.name == "new"
     assert cheapest(Wanted(gpu="V100"), spot=True).machine.name == "old"
     assert cheapest(Wanted(gpu="v100-32"), spot=True).machine.name == "older"
-    with pytest.raises(BadInput, match="nothing that gpuctl knows a price of fits"):
+    with pytest.raises(BadInput, match="nothing that gpuctl knows to be sold as spot fits"):
         cheapest(Wanted(gpus=8), spot=True)
     assert len(offers(Wanted(gpu="V100"), CHEAPEST_IS_OLD)) == 2, "they are listed all the same"
