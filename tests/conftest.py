@@ -24,7 +24,7 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """No test sees the clusters, the credentials or the proxy of whoever runs it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith(("GPUCTL_", "AWS_", "GOOGLE_", "AZURE_")):
+            if name.startswith(("GPUCTL_", "AWS_", "GOOGLE_", "AZURE_", "ARM_")):
                 patch.delenv(name)
         patch.setenv("GPUCTL_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         patch.setenv("NO_PROXY", "127.0.0.1,localhost")

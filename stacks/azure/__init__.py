@@ -31,13 +31,19 @@ class Azure(Cloud):
         import pulumi
         import pulumi_azure_native as azure
 
+        from gpuctl.stacks.azure.account import pulumi_has_a_log_in
         from gpuctl.stacks.azure.group import Group
         from gpuctl.stacks.azure.identity import Identity
         from gpuctl.stacks.azure.network import Network
         from gpuctl.stacks.azure.storage import Storage
 
-        # Not the default one, which would go by the environment.
-        provider = azure.Provider(request.cluster, subscription_id=request.account or None, location=request.region)
+        # Not the default one, which would go by the environment. Of all log-ins it takes only az's by itself.
+        provider = azure.Provider(
+            request.cluster,
+            subscription_id=request.account or None,
+            location=request.region,
+            use_default_azure_credential=None if pulumi_has_a_log_in() else True,
+        )
         there = pulumi.ResourceOptions(providers=[provider])
         home = azure.resources.ResourceGroup(
             request.cluster,

@@ -150,6 +150,12 @@ def connecting(subscription: str = "", credential: Any = None, endpoint: str = "
     return Account(subscription or _usual_subscription(Account("", credential, endpoint)), credential, endpoint)
 
 
+def pulumi_has_a_log_in() -> bool:
+    """Of its own, by ``ARM_CLIENT_ID`` and its like. Without one it is to take ``azure-identity``'s usual chain, as the
+    rest of gpuctl does."""
+    return any(value for name, value in os.environ.items() if name.startswith("ARM_CLIENT_"))
+
+
 def who(account: Account) -> Answer:
     """The subscription: ``displayName``, ``state``, ``tenantId``. All who may do anything with it may ask this. Raises
     ``GpuctlError``."""

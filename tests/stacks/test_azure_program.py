@@ -237,6 +237,14 @@ def test_without_a_subscription_it_is_the_one_of_the_credentials() -> None:
     )
 
 
+def test_pulumi_logs_in_as_the_rest_of_gpuctl_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = "providers:azure-native"
+    assert Planned(asked("azure")).one(provider)["useDefaultAzureCredential"] == "true"
+    monkeypatch.setenv("ARM_CLIENT_ID", "a principal of Pulumi's own")
+    (own,) = [one.inputs for one in plan(asked("azure")).resources if one.type.endswith(f":{provider}")]
+    assert "useDefaultAzureCredential" not in own
+
+
 def test_sizes_without_infiniband_are_asked_for_in_the_same_way() -> None:
     assert NC.one(SCALE_SET)["sku"]["name"] == "Standard_NC24ads_A100_v4"
     assert NC.plan.machine.fabric == ""
