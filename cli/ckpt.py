@@ -13,7 +13,7 @@ from gpuctl.cli.access import reach
 from gpuctl.cli.options import Bucket, Cluster, Output, parse_flag, text_option, wants_json, whole_number
 from gpuctl.cli.terminal import ago, bar, confirm, count, number, out, out_json, say, size, table
 from gpuctl.cli.verbs import TextCommand, new_app
-from gpuctl.cluster import checkpoints, filesets, jobs, pulled
+from gpuctl.cluster import checkpoints, filesets, jobs, keptfiles, pulled
 from gpuctl.cluster.bucket import Bucket as Store
 from gpuctl.cluster.checkpoints import Checked
 from gpuctl.cluster.errors import BadInput, GpuctlError
@@ -101,52 +101,77 @@ def pull(
 
 @app.command(cls=TextCommand)
 def rm(
-    steps: Annotated[list[str], typer.Argument(metavar="STEP...", help="Steps that `gpuctl ckpt ls` shows, or all.")],
+    steps: Annotated[
+        list[str], typer.Argument(metavar="STEP...", help="Steps that `gpuctl ckpt ls` shows, files, or all.")
+    ],
     job: Job = None,
     yes: Yes = False,
     cluster: Cluster = None,
     bucket: Bucket = None,
 ) -> None:
-    """Delete checkpoints."""
+    """Delete checkpoints.
+
+    files are those that the script keeps in $GPUCTL_CHECKPOINT_DIR: all of them, once the job is over.
+    """
     store, name = _job(job, cluster, bucket)
     chosen = _chosen(store, name, steps)
-    if not chosen:
+    files = keptfiles.objects(store, name) if _means_files(steps) else []
+    if "files" in steps and not files:
+        raise _no_files(name)
+    if not chosen and not files:
         say(f"job {name} has no checkpoint")
         return
-    what = f"{count(len(chosen), 'checkpoint')} of {name}"
-    frees = checkpoints.freed(store, name, chosen)
+    if files:
+        keptfiles.check_over(store, name)
+    what = _words(chosen, "the script's files" if files else "", name)
+    frees = (checkpoints.freed(store, name, chosen) if chosen else 0) + sum(entry.size for entry in files)
     _ask(f"Delete {what}? That frees {size(frees)}.", yes)
-    out(f"deleted {what}, which freed {size(checkpoints.remove(store, name, chosen))}")
+    freed = checkpoints.remove(store, name, chosen) if chosen else 0
+    freed += keptfiles.remove(store, name) if files else 0
+    out(f"deleted {what}, which freed {size(freed)}")
 
 
 @app.command(cls=TextCommand)
 def verify(
     step: Annotated[
-        str, typer.Argument(metavar="[STEP]", help="One that `gpuctl ckpt ls` shows, last, or all.")
+        str, typer.Argument(metavar="[STEP]", help="One that `gpuctl ckpt ls` shows, last, files, or all.")
     ] = "all",
     job: Job = None,
     cluster: Cluster = None,
     bucket: Bucket = None,
 ) -> None:
-    """Read a job's checkpoints again and check every byte."""
+    """Read a job's checkpoints again and check every byte.
+
+    files are those that the script keeps in $GPUCTL_CHECKPOINT_DIR: the newest set of them, and the one before.
+    """
     store, name = _job(job, cluster, bucket)
     chosen = _chosen(store, name, [step])
-    everything = checkpoints.check(store, name, checkpoints.committed(store, name))
+    kept = keptfiles.sets(store, name) if _means_files([step]) else ()
+    if step == "files" and not kept:
+        raise _no_files(name)
+    everything = checkpoints.check(store, name, checkpoints.committed(store, name)) if chosen else []
     paths = {entry.path for entry in chosen}
     looked_at = [one for one in everything if one.entry.path in paths]
-    if not looked_at:
+    if not looked_at and not kept:
         say(f"job {name} has no checkpoint")
         return
-    with bar(f"{count(len(looked_at), 'checkpoint')} of {name}", checkpoints.bytes_to_verify(looked_at)) as read:
-        verified = checkpoints.verify(store, name, looked_at, read)
+    total = checkpoints.bytes_to_verify(looked_at) + keptfiles.bytes_to_verify(kept)
+    with bar(_words(looked_at, "files" if kept else "", name), total) as read:
+        verified = checkpoints.verify(store, name, looked_at, read) if looked_at else []
+        files = keptfiles.verify(store, name, kept, read)
     for one in verified:
-        out(f"step {one.entry.step}: {'whole' if one.whole else 'damaged'}")
-        for fault in one.faults:
-            out(f"  {fault.what}")
+        _tell(f"step {one.entry.step}", [fault.what for fault in one.faults])
     for entry in chosen:
         if all(one.entry.path != entry.path for one in verified):
             out(f"step {entry.step}: removed meanwhile")
-    _refuse_damaged(verified, everything)
+    for one_set in kept:
+        faults = next((one.faults for one in files if one.kept is one_set), None)
+        which = "files" if one_set is kept[-1] else "files of the set before"
+        if faults is None:
+            out(f"{which}: removed meanwhile")
+        else:
+            _tell(which, faults)
+    _refuse_damaged(verified, everything, files)
 
 
 @app.command(cls=TextCommand)
@@ -196,8 +221,22 @@ def _job(job: str | None, cluster: str | None, bucket: str | None) -> tuple[Stor
 def _chosen(store: Store, job: str, steps: Sequence[str]) -> list[CheckpointEntry]:
     if list(steps) == ["all"]:
         return list(checkpoints.committed(store, job))
-    found = {entry.path: entry for entry in (checkpoints.find(store, job, step) for step in steps)}
+    found = {entry.path: entry for entry in (checkpoints.find(store, job, step) for step in steps if step != "files")}
     return list(found.values())
+
+
+def _means_files(steps: Sequence[str]) -> bool:
+    return "files" in steps or list(steps) == ["all"]
+
+
+def _no_files(job: str) -> BadInput:
+    return BadInput(f"job {job} keeps no files", "a script writes them to $GPUCTL_CHECKPOINT_DIR")
+
+
+def _words(chosen: Sequence[object], files: str, job: str) -> str:
+    """What a verb is about: "2 checkpoints and the script's files of digits-1"."""
+    many = count(len(chosen), "checkpoint") if chosen else ""
+    return f"{' and '.join(filter(None, (many, files)))} of {job}"
 
 
 def _ask(question: str, yes: bool) -> None:
@@ -223,7 +262,7 @@ def _writer(form: str) -> Callable[[Opened, Path, OnBytes], None]:
 def _pull_files(store: Store, job: str, folder: Path) -> None:
     files = filesets.newest(store, job)
     if files is None:
-        raise BadInput(f"job {job} keeps no files", "a script writes them to $GPUCTL_CHECKPOINT_DIR")
+        raise _no_files(job)
     total = sum(file.size for file in files.files.values())
     with pulled.new_files(folder, total) as aside, bar(f"files of {job}", total) as fetched:
         pulled.fetch_files(store, job, files, aside, fetched)
@@ -274,18 +313,31 @@ def _row(one: Checked, copies: Copies, with_metrics: bool) -> list[str]:
     return row
 
 
-def _refuse_damaged(verified: Sequence[Checked], everything: Sequence[Checked]) -> None:
+def _tell(what: str, faults: Sequence[str]) -> None:
+    out(f"{what}: {'damaged' if faults else 'whole'}")
+    for fault in faults:
+        out(f"  {fault}")
+
+
+def _refuse_damaged(
+    verified: Sequence[Checked], everything: Sequence[Checked], files: Sequence[keptfiles.Checked]
+) -> None:
     """Fail if any is damaged, and say what a restore takes then: those not read just now count by their sizes."""
-    damaged = [one.entry for one in verified if not one.whole]
-    if not damaged:
-        return
-    known = {one.entry.path: one for one in [*everything, *verified]}
-    restored = checkpoints.restored(list(known.values()))
-    takes = f"takes step {restored.step}" if restored else "finds none"
-    raise GpuctlError(
-        f"damaged: step {', '.join(str(entry.step) for entry in damaged)}; a restore {takes}",
-        f"delete it: gpuctl ckpt rm {' '.join(str(entry.step) for entry in damaged)}",
-    )
+    said, useless = [], []
+    if damaged := [one.entry for one in verified if not one.whole]:
+        known = {one.entry.path: one for one in [*everything, *verified]}
+        restored = checkpoints.restored(list(known.values()))
+        takes = f"takes step {restored.step}" if restored else "finds none"
+        said.append(f"step {', '.join(str(entry.step) for entry in damaged)}; a restore {takes}")
+        useless += [str(entry.step) for entry in damaged]
+    if any(not one.whole for one in files):
+        left = [one.kept for one in files if one.whole]
+        takes = f"takes those of {ago(left[-1].at)}" if left else "finds none"
+        said.append(f"files; a restore {takes}")
+        useless += [] if left else ["files"]
+    if said:
+        hint = f"delete it: gpuctl ckpt rm {' '.join(useless)}" if useless else ""
+        raise GpuctlError(f"damaged: {'; '.join(said)}", hint)
 
 
 def _as_json(one: Checked, copies: Copies) -> dict[str, Any]:

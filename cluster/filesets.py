@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 KEPT_SETS = 2
-_CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20
 _AT_ONCE = 4
 """Chunks of a file on their way: 32 MiB of memory."""
 _MOST_PARTS = 9000
@@ -52,10 +52,32 @@ class BrokenOff(Exception):
     """Raised by an ``on_chunk`` to break off a transfer."""
 
 
+def ledger(store: Store, job: str) -> Ledger[FileLog]:
+    return Ledger(store, f"{layout.files(job)}/ledger", FileLog)
+
+
 def newest(store: Store, job: str) -> FileSet | None:
     """The newest set of a job."""
-    log = _ledger(store, job).read().value
+    log = ledger(store, job).read().value
     return log.sets[-1] if log and log.sets else None
+
+
+def read(store: Bucket, key: str, file: StoredFile) -> Iterator[memoryview]:
+    """The content of ``file``, which is the object at ``key``, in chunks of ``CHUNK_BYTES``. Raises ``CorruptRecord``
+    if it is missing or damaged; the latter may be known only after the last chunk."""
+    size = _size(store, key)
+    if size != file.size:
+        raise CorruptRecord(f"{key} is missing" if size is None else f"{key} has {size} bytes, not {file.size}")
+    hashing = hashlib.sha256()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            for chunk in _ranges(store, key, file.size, pool):
+                hashing.update(chunk)
+                yield chunk
+        except FileNotFoundError as error:
+            raise CorruptRecord(f"{key} is missing") from error
+    if hashing.hexdigest() != file.sha256:
+        raise CorruptRecord(f"{key} is damaged: its SHA-256 is another one")
 
 
 class FileSets:
@@ -68,7 +90,7 @@ class FileSets:
     def __init__(self, store: Bucket, job: str, round_number: int, rank: int, clock: Clock) -> None:
         self._store = store
         self._blobs = f"{layout.files(job)}/blobs"
-        self._ledger = _ledger(store, job)
+        self._ledger = ledger(store, job)
         self._round = round_number
         self._rank = rank
         self._clock = clock
@@ -143,10 +165,10 @@ class FileSets:
         self._uploads += 1
         name = f"{digest}-r{self._round:06d}-{self._rank}-{self._uploads}"
         key = f"{self._blobs}/{name}"
-        if size <= _CHUNK_BYTES:
+        if size <= CHUNK_BYTES:
             self._store.put(key, b"".join(_read(file, size, digest, on_chunk)))
         else:
-            chunk = max(_CHUNK_BYTES, -(-size // _MOST_PARTS))
+            chunk = max(CHUNK_BYTES, -(-size // _MOST_PARTS))
 
             def put(store: ObjectStore) -> None:
                 # An iterator that raises aborts the upload: what it would have made never appears.
@@ -159,18 +181,10 @@ class FileSets:
 
     def fetch(self, file: StoredFile, path: Path, on_chunk: Callable[[], None]) -> None:
         """Write the content of ``file`` to ``path``. Raises ``CorruptRecord`` if it is missing or damaged."""
-        key = f"{self._blobs}/{file.blob}"
-        size = _size(self._store, key)
-        if size != file.size:
-            raise CorruptRecord(f"{key} is missing" if size is None else f"{key} has {size} bytes, not {file.size}")
-        hashing = hashlib.sha256()
-        with path.open("wb") as out, ThreadPoolExecutor(_AT_ONCE) as pool:
-            for chunk in _ranges(self._store, key, file.size, pool):
-                hashing.update(chunk)
+        with path.open("wb") as out:
+            for chunk in read(self._store, f"{self._blobs}/{file.blob}", file):
                 out.write(chunk)
                 on_chunk()
-        if hashing.hexdigest() != file.sha256:
-            raise CorruptRecord(f"{key} is damaged: its SHA-256 is another one")
         if file.modified_ns:
             os.utime(path, ns=(file.modified_ns, file.modified_ns))
 
@@ -217,10 +231,6 @@ def merged(base: Files, changes: dict[int, Changes]) -> Files:
     return {path: f for path, f in files.items() if not any(str(p) in files for p in PurePosixPath(path).parents)}
 
 
-def _ledger(store: Store, job: str) -> Ledger[FileLog]:
-    return Ledger(store, f"{layout.files(job)}/ledger", FileLog)
-
-
 def _blobs(log: FileLog) -> Iterator[str]:
     return (file.blob for file in _files(log) if file.blob)
 
@@ -252,7 +262,7 @@ def _read(file: BinaryIO, size: int, digest: str, on_chunk: Callable[[], None]) 
     left = size
     while left:
         on_chunk()
-        chunk = file.read(min(left, _CHUNK_BYTES))
+        chunk = file.read(min(left, CHUNK_BYTES))
         left -= len(chunk)
         hashing.update(chunk)
         if not chunk or (not left and hashing.hexdigest() != digest):
@@ -276,10 +286,10 @@ def _size(store: Bucket, key: str) -> int | None:
 
 def _ranges(store: Bucket, key: str, size: int, pool: ThreadPoolExecutor) -> Iterator[memoryview]:
     """The chunks of an object in order, a few of them on their way."""
-    starts: Iterable[int] = range(0, size, _CHUNK_BYTES)
+    starts: Iterable[int] = range(0, size, CHUNK_BYTES)
     waiting: deque[Future[memoryview]] = deque()
     for start in starts:
-        waiting.append(pool.submit(store.get_range, key, start, min(size, start + _CHUNK_BYTES)))
+        waiting.append(pool.submit(store.get_range, key, start, min(size, start + CHUNK_BYTES)))
         if len(waiting) >= _AT_ONCE:
             yield waiting.popleft().result()
     while waiting:

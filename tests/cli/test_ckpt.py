@@ -17,8 +17,11 @@ import pytest
 from safetensors import safe_open
 
 from gpuctl.cli.terminal import size
-from gpuctl.cluster import checkpoints
-from gpuctl.cluster.records import CheckpointEntry, Outcome
+from gpuctl.cluster import checkpoints, keptfiles, layout
+from gpuctl.cluster.clock import SystemClock
+from gpuctl.cluster.errors import Fenced
+from gpuctl.cluster.filesets import FileSets
+from gpuctl.cluster.records import CheckpointEntry, Outcome, StoredFile
 from tests.cli.written import WrittenCluster
 from tests.cluster.faults import Fault, Proxy
 from tests.cluster.made import Raw, of_bytes
@@ -58,14 +61,17 @@ def listed(cluster: WrittenCluster) -> tuple[CheckpointEntry, ...]:
 
 def harm(cluster: WrittenCluster, key: str, how: str) -> str:
     """``key`` is below the job's checkpoint folder."""
-    store = cluster.maker(JOB).store
-    data = store.get(key)
+    spoil(cluster, f"{layout.checkpoints(JOB)}/{key}", how)
+    return key
+
+
+def spoil(cluster: WrittenCluster, key: str, how: str) -> None:
+    data = cluster.store.get(key)
     assert data is not None, f"there is no {key} to harm"
     if how == "missing":
-        store.delete([key])
+        cluster.store.delete([key])
     else:
-        store.put(key, {"cut short": data[:-1], "flipped": bytes([data[0] ^ 1]) + data[1:]}[how])
-    return key
+        cluster.store.put(key, {"cut short": data[:-1], "flipped": bytes([data[0] ^ 1]) + data[1:]}[how])
 
 
 # -- ls ---------------------------------------------------------------------------------------------------------------
@@ -425,6 +431,128 @@ def test_gc_takes_the_last_rounds_leavings_once_the_job_has_ended(written: Writt
     written.end(JOB, 2, Outcome(result="failed", exit_code=1))
     assert "freed" in written.run("ckpt", "gc", "-y").stdout
     assert written.run("ckpt", "verify").stdout == "step 100: whole\n"
+
+
+# -- files of a script ------------------------------------------------------------------------------------------------
+
+ENDED = Outcome(result="succeeded", exit_code=0)
+
+
+def with_files(cluster: WrittenCluster) -> str:
+    """A job that only keeps files, in two sets; ``common`` is in both. Returns its id."""
+    job = cluster.submit().job
+    keep(cluster.url, {"last.ckpt": b"x" * 2000, "common": b"c" * 500}, {"best": "last.ckpt"}, job)
+    keep(cluster.url, {"last.ckpt": b"y" * 3000, "common": b"c" * 500}, {}, job)
+    return job
+
+
+def blob(cluster: WrittenCluster, job: str, path: str, which: int = -1) -> str:
+    """The key of what a set has at ``path``."""
+    return f"{layout.files(job)}/blobs/{keptfiles.sets(cluster.store, job)[which].files[path].blob}"
+
+
+def test_verify_reads_the_files_of_a_script_too(written_anywhere: WrittenCluster) -> None:
+    job = with_files(written_anywhere)
+    done = written_anywhere.run("ckpt", "verify")
+    assert done.stdout == "files of the set before: whole\nfiles: whole\n"
+    assert re.fullmatch(rf"files of {job}: 5\.\d kB\n", done.stderr), "each blob once"
+    written_anywhere.maker(job).save(100, {"epoch": 1})
+    assert written_anywhere.run("ckpt", "verify").stdout.splitlines()[::2] == ["step 100: whole", "files: whole"]
+    assert "files" not in written_anywhere.run("ckpt", "verify", "100").stdout
+    assert "step" not in written_anywhere.run("ckpt", "verify", "files").stdout
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("missing", "is missing"), ("cut short", "has 2999 bytes, not 3000"), ("flipped", "is damaged: its SHA-256 is")],
+)
+def test_verify_names_the_damaged_file_and_what_a_restore_takes(written: WrittenCluster, how: str, said: str) -> None:
+    job = with_files(written)
+    key = blob(written, job, "last.ckpt")
+    spoil(written, key, how)
+    done = written.run("ckpt", "verify", code=1)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["files of the set before: whole", "files: damaged"]
+    assert lines[2].startswith(f"  last.ckpt: {key} {said}")
+    assert len(lines) == 3
+    assert re.fullmatch(r"error: damaged: files; a restore takes those of \d+ s ago", done.stderr.splitlines()[-1])
+    spoil(written, blob(written, job, "last.ckpt", 0), how)
+    done = written.run("ckpt", "verify", "files", code=1)
+    assert done.stdout.splitlines()[::2] == ["files of the set before: damaged", "files: damaged"]
+    assert done.stderr.splitlines()[-1] == (
+        "error: damaged: files; a restore finds none; delete it: gpuctl ckpt rm files"
+    )
+
+
+def test_a_file_of_many_chunks_is_verified(written: WrittenCluster) -> None:
+    job = written.submit().job
+    keep(written.url, {"large": bytes(range(256)) * 70_000}, {}, job)
+    assert written.run("ckpt", "verify").stdout == "files: whole\n"
+    spoil(written, blob(written, job, "large"), "flipped")
+    assert "is damaged: its SHA-256 is another one" in written.run("ckpt", "verify", code=1).stdout
+
+
+def test_rm_deletes_the_files_of_a_job_that_is_over(written_anywhere: WrittenCluster) -> None:
+    job = with_files(written_anywhere)
+    written_anywhere.end(job, 1, ENDED)
+    before = written_anywhere.store.list("")
+    said = written_anywhere.run("ckpt", "rm", "files", code=1).stderr
+    assert said == "error: nothing was deleted; answer y, or add -y\n"
+    assert written_anywhere.store.list("") == before
+    done = written_anywhere.run("ckpt", "rm", "files", "-y")
+    assert re.fullmatch(rf"deleted the script's files of {job}, which freed 5\.\d kB\n", done.stdout)
+    assert keptfiles.objects(written_anywhere.store, job) == []
+    for verb in (["ls"], ["rm", "all", "-y"], ["verify"]):
+        assert written_anywhere.run("ckpt", *verb).stderr == f"job {job} has no checkpoint\n"
+
+
+def test_rm_all_deletes_checkpoints_and_files(written: WrittenCluster) -> None:
+    job = with_files(written)
+    written.maker(job).save(100, STATE)
+    written.maker(job).save(200, STATE)
+    written.end(job, 1, ENDED)
+    done = written.run("ckpt", "rm", "100", "files", "-y")
+    assert done.stdout.startswith(f"deleted 1 checkpoint and the script's files of {job}, which freed 2")
+    keep_late = FileSets(written.store, job, 1, 0, SystemClock())
+    with pytest.raises(Fenced):
+        keep_late.commit({"late": StoredFile(link="x")})
+    written.run("ckpt", "rm", "all", "-y")
+    assert written.run("ckpt", "ls").stderr == f"job {job} has no checkpoint\n"
+
+
+@pytest.mark.parametrize("what", ["files", "all"])
+@pytest.mark.parametrize("phase", ["queued", "runs"])
+def test_the_files_of_a_job_that_goes_on_are_not_deleted(written: WrittenCluster, what: str, phase: str) -> None:
+    job = with_files(written)
+    written.maker(job).save(100, STATE)
+    if phase == "runs":
+        written.round(job, 1, ("node-0",))
+    before = written.store.list("")
+    said = written.run("ckpt", "rm", what, "-y", code=1).stderr
+    assert said == (
+        f"error: job {job} is not over, and goes on with its files; "
+        f"end it first: gpuctl cancel {job}; or name the steps that are to go\n"
+    )
+    assert written.store.list("") == before
+    written.run("ckpt", "rm", "100", "-y")
+    assert written.run("ckpt", "verify", "files").stdout.endswith("files: whole\n")
+
+
+def test_what_an_interrupted_rm_left_goes_with_the_next(written: WrittenCluster) -> None:
+    job = with_files(written)
+    left = blob(written, job, "last.ckpt")
+    written.end(job, 1, ENDED)
+    written.run("ckpt", "rm", "files", "-y")
+    written.store.put(left, b"y" * 3000)
+    assert "freed 3.0 kB" in written.run("ckpt", "rm", "files", "-y").stdout
+    assert keptfiles.objects(written.store, job) == []
+
+
+@pytest.mark.parametrize("verb", [["rm", "files", "-y"], ["verify", "files"]])
+def test_a_job_that_keeps_no_files_is_told_so(saved: WrittenCluster, verb: list[str]) -> None:
+    said = saved.run("ckpt", *verb, code=2).stderr
+    assert said == f"error: job {JOB} keeps no files; a script writes them to $GPUCTL_CHECKPOINT_DIR\n"
+    assert len(listed(saved)) == 2
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ class _World:
                         self.model[path] = text
 
     def check(self) -> None:
-        log = filesets._ledger(self.store, JOB).read().value
+        log = filesets.ledger(self.store, JOB).read().value
         assert log is not None
         for name in filesets._blobs(log):
             assert self.store.get(f"{BLOBS}/{name}") is not None, "a set names a blob that is gone"
