@@ -7,6 +7,7 @@ import queue
 import shlex
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,8 +50,8 @@ class Bench:
             self.node, {**node_env, **more}, self._env, False, self.said.append, self.changed.set
         )
 
-    def launch(self, script: str, *, nproc: int = 1, **env: str) -> None:
-        self.containers.fetch(containers.IMAGE)
+    def launch(self, script: str, *, nproc: int = 1, image: str = containers.IMAGE, **env: str) -> None:
+        self.containers.fetch(image)
         self.rounds += 1
         path = self.code / "script.py"
         path.write_text(script)
@@ -70,7 +71,7 @@ class Bench:
             env=env,
             log_dir=str(self.job / "rounds" / str(self.rounds) / "logs"),
         )
-        self.launched = self.containers.launch(containers.IMAGE, spec, self.job, listening, self.exits.put)
+        self.launched = self.containers.launch(image, spec, self.job, listening, self.exits.put)
 
     def ended(self) -> Ending:
         return self.exits.get(timeout=PATIENCE_S)
@@ -136,6 +137,17 @@ def test_the_hosts_library_path_stays_outside_but_for_the_fabrics(bench: Bench, 
     bench.launch(SHOW.format(plugin=plugin))
     assert bench.ended() == []
     assert bench.printed() == " False\n"
+
+
+def test_an_image_that_speaks_of_its_own_plug_in_is_left_as_it_is(bench: Bench, plugin: str) -> None:
+    image = "localhost/gpuctl-test-efa:1"
+    own = ["--change", f"ENV OWN={plugin}"]
+    subprocess.run([containers.runtime(), "import", *own, "-", image], input=containers.root(), check=True, timeout=60)
+    bench.begin(LD_LIBRARY_PATH=plugin)
+    bench.launch(SHOW.format(plugin=plugin), image=image)
+    assert bench.ended() == []
+    assert bench.printed() == " False\n"
+    containers.ask(containers.runtime(), "image", "rm", image)
 
 
 def test_the_file_with_the_machines_topology_can_be_read_inside(bench: Bench, tmp_path: Path) -> None:
