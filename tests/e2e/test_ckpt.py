@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpuctl.cluster import keptfiles
 from tests.e2e.machine import Cluster
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
@@ -23,6 +24,33 @@ def test_a_pulled_model_is_as_good_as_the_training_said(cluster: Cluster) -> Non
     assert float(accuracy.removeprefix("accuracy=")) > 0.8
     code, _, said = evaluated(cluster, "nowhere")
     assert (code, said) == (1, "there is no model.pt in nowhere: gpuctl ckpt pull last nowhere\n")
+
+
+KEEPS_FILES = """
+    import os, pathlib, time
+    folder = pathlib.Path(os.environ["GPUCTL_CHECKPOINT_DIR"])
+    for n in range(3):
+        (folder / f"{n}.ckpt").write_bytes(os.urandom(1000))
+    while not pathlib.Path(os.environ["ENOUGH"]).exists():
+        time.sleep(0.05)
+    (folder / "last.ckpt").write_bytes(os.urandom(1000))
+"""
+
+
+def test_files_of_a_script_are_verified_and_deleted_once_its_job_is_over(cluster: Cluster) -> None:
+    cluster.up("1")
+    enough = cluster.folder / "enough"
+    job = cluster.train("--env", f"ENOUGH={enough}", cluster.write("keeps.py", KEEPS_FILES))
+    cluster.wait(lambda: keptfiles.sets(cluster.bucket, job), "a set of files")
+    assert cluster.run("ckpt", "verify").stdout == "files: whole\n"
+    assert f"error: job {job} is not over" in cluster.run("ckpt", "rm", "all", "-y", code=1).stderr
+    enough.touch()
+    cluster.wait_for_end(job)
+    assert cluster.run("ckpt", "verify").stdout == "files of the set before: whole\nfiles: whole\n"
+    assert cluster.run("ckpt", "rm", "all", "-y").stdout == (
+        f"deleted the script's files of {job}, which freed 4.0 kB\n"
+    )
+    assert keptfiles.objects(cluster.bucket, job) == []
 
 
 def evaluated(cluster: Cluster, folder: str) -> tuple[int, str, str]:
