@@ -109,17 +109,11 @@ def _no_key(draft: Draft) -> tuple[str, str] | None:
     return None
 
 
-def _image_not_pinned(draft: Draft) -> tuple[str, str] | None:
-    if draft.request.provider == "azure" and not draft.request.image:
-        return "a machine that replaces another may get a newer image", "--image publisher:offer:sku:version pins it"
-    return None
-
-
 def _user_data_too_long(draft: Draft) -> tuple[str, str] | None:
     size, most = len(compressed(draft.request.user_data)), draft.cloud.user_data_bytes
     if size > most:
         return f"the machines' start-up data has {size} bytes, and {draft.request.provider} takes {most}", (
-            "shorten the `setup` lines in gpuctl.yaml"
+            "take a bucket with a shorter URL (--bucket): all else in it is gpuctl's own"
         )
     return None
 
@@ -166,7 +160,6 @@ RULES = (
     Rule("own-image-for-old-gpu", "warning", _own_image_for_old_gpu),
     Rule("fabric-without-placement", "warning", _fabric_without_placement),
     Rule("unknown-price", "warning", _unknown_price),
-    Rule("image-not-pinned", "note", _image_not_pinned),
     Rule("no-rdma", "note", _slow_network),
     Rule("no-ssh", "note", _nobody_may_enter),
 )

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from gpuctl.cli import up
+from gpuctl.cli.settings import KEYS
+from gpuctl.cli.verbs import single
 from gpuctl.stacks.cloud import cloud
 from gpuctl.stacks.machines import MachineType, Price, catalog
 from gpuctl.stacks.request import StackRequest
@@ -30,7 +35,6 @@ FIRES = {
     "not-sold-as-spot": asked("aws"),
     "fabric-without-placement": asked("aws", placement=False),
     "unknown-price": asked("aws"),
-    "image-not-pinned": asked("azure"),
     "no-rdma": asked("gcp"),
     "no-ssh": asked("aws", ssh_from=""),
 }
@@ -45,7 +49,6 @@ SILENT = {
     "not-sold-as-spot": [asked("aws", spot=False)],
     "fabric-without-placement": [FINE, asked("aws", placement=False, nodes_min=1, nodes_max=1)],
     "unknown-price": [],
-    "image-not-pinned": [asked("azure", image="a:b:c:d"), FINE],
     "no-rdma": [FINE, asked("azure"), asked("gcp", nodes_min=1, nodes_max=1), asked("azure", type=NC)],
     "no-ssh": [FINE],
 }
@@ -94,6 +97,16 @@ def test_a_v100_stops_up_unless_somebody_brings_an_image_for_it() -> None:
     assert (usual.severity, usual.rule) == ("error", "gpu-too-old")
     assert usual.hint.startswith("choose a T4 or newer, or add --image with NVIDIA's closed driver, 580 or older")
     assert (own.severity, own.rule) == ("warning", "own-image-for-old-gpu")
+
+
+def test_what_is_to_be_done_is_something_that_up_knows() -> None:
+    """A flag of ``up``, or a key that is in the reference of ``gpuctl.yaml``."""
+    params = get_command(single(up.verb)).params
+    options = {name for option in params for name in (*option.opts, *option.secondary_opts)}
+    for name, request in FIRES.items():
+        for finding in findings(_draft(request)):
+            assert set(re.findall(r"--[a-z][a-z-]*", finding.hint)) <= options, name
+            assert not set(re.findall(r"`(\w+)`", finding.hint)) - {key.name for key in KEYS}, name
 
 
 def test_what_cloud_init_is_sent_is_the_same_every_time() -> None:
