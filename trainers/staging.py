@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gpuctl.cluster.manifest import Piece
-from gpuctl.trainers.raw import copy_flat, flat_bytes
+from gpuctl.trainers.raw import copy_bytes, copy_flat, flat_bytes, is_plain
 from gpuctl.trainers.shares import ALIGN, Share, Slice
 from gpuctl.trainers.state import Contents
 
@@ -101,14 +101,15 @@ class Staging:
         if self.bytes < laid.size:
             self._grow(laid.size)
         with torch.no_grad():
-            flat: tuple[str, torch.Tensor] | None = None
             on_gpu = False
             for part, at in laid.slices:
-                if flat is None or flat[0] != part.name:
-                    flat = (part.name, _bytes_of(contents.tensors[part.name]))
-                on_gpu |= flat[1].is_cuda
-                here, there = self._buffer[at : at + part.high - part.low], flat[1][part.low : part.high]
-                copy_flat(here, there, non_blocking=True)
+                local = _local(contents.tensors[part.name])
+                on_gpu |= local.is_cuda
+                here = self._buffer[at : at + part.high - part.low]
+                if is_plain(local):
+                    copy_flat(here, flat_bytes(local)[part.low : part.high], non_blocking=True)
+                else:  # row by row where it lies: the whole of it once more may be more memory than there is
+                    copy_bytes(local, part.low, part.high, here)
             if on_gpu:
                 torch.cuda.synchronize()
         view = memoryview(self._buffer.numpy())  # type: ignore[arg-type]  # numpy's stubs lag behind PEP 688
@@ -127,9 +128,8 @@ class Staging:
         self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).zero_()
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return flat_bytes(local.detach().resolve_conj().resolve_neg().contiguous())
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _clear(view: memoryview, laid: Laid) -> None:
