@@ -152,10 +152,11 @@ def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list
 
     Not a ``ThreadPoolExecutor``, which takes no work once the main thread has ended: a last save goes on then.
     """
-    waiting = iter(enumerate(items))
+    todo = list(items)
+    waiting = iter(enumerate(todo))
     lock = threading.Lock()
     results: dict[int, U] = {}
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
 
     def work() -> None:
         give_way()
@@ -167,7 +168,7 @@ def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list
                     return
                 number, item = numbered
                 results[number] = call(item)
-            except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
+            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
                 failures.append(error)
 
     workers = [threading.Thread(target=work, name=f"gpuctl-part-{n}") for n in range(threads)]
@@ -177,7 +178,7 @@ def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list
         worker.join()
     if failures:
         raise failures[0]
-    return [results[number] for number in sorted(results)]
+    return [results[number] for number in range(len(todo))]
 
 
 def give_way() -> None:
