@@ -43,7 +43,7 @@ from gpuctl.trainers.notice import Notice
 from gpuctl.trainers.places import folder_at, own_folder
 from gpuctl.trainers.reading import BucketSource, Parts, read_value
 from gpuctl.trainers.saving import Reason, Save, Saver, say
-from gpuctl.trainers.shares import Holders, Share, outline, share_of
+from gpuctl.trainers.shares import Holders, Share, held_of, holders_of, outline, share_of
 from gpuctl.trainers.staging import Staging, lay
 from gpuctl.trainers.state import Contents, State, Targets, contents_of
 from gpuctl.trainers.tiers import Tiers
@@ -106,7 +106,6 @@ class Checkpointer:
         self._shares: dict[str, Share] = {}
         self._kept_step: int | None = None
         self._newest: Save | None = None
-        self._took_s: float | None = None
         self._prepared = False
         self._notice = Notice()
         self.skipped = 0
@@ -129,8 +128,8 @@ class Checkpointer:
         """
         if self._store is None:
             return None
-        if self._newest is not None:
-            self._newest.done.wait()
+        if self._saver is not None:
+            self._saver.rest()
         entries = self._begin(self._store)
         for entry in reversed(entries):
             try:
@@ -171,17 +170,22 @@ class Checkpointer:
         self._save(step, state, "asked", metrics)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until what was saved is committed. A process also waits for that when it ends; but only here it hears of it.
+        """Until what was saved is committed and, without a ``timeout_s``, what it replaced is deleted. A process also
+        waits for that when it ends; but only here it hears of it.
 
         Raises ``Fenced`` or another ``GpuctlError`` if the newest save failed, ``TimeoutError``.
         """
-        newest = self._newest
-        if newest is None:
+        newest, saver = self._newest, self._saver
+        if newest is None or saver is None:
             return
         if not newest.done.wait(timeout_s):
             raise TimeoutError(f"the checkpoint of step {newest.step} is not committed after {timeout_s:g} s")
         if newest.error is not None:
             raise newest.error
+        if timeout_s is None:
+            saver.rest()
+        if saver.died_of is not None:
+            raise saver.died_of
 
     def should_stop(self, step: int) -> bool:
         """Whether to save now (``step`` steps are done) and ``leave``, because this process was asked to stop: ``True``
@@ -196,7 +200,7 @@ class Checkpointer:
 
     def leave(self) -> None:
         """End this process with exit code 0, once what was saved is committed on all ranks. Raises ``SystemExit``."""
-        deadline = self._notice.deadline()
+        deadline = self._hurry()
         try:
             self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except (GpuctlError, TimeoutError) as error:
@@ -223,9 +227,10 @@ class Checkpointer:
         if self._saver is None:
             self._begin(self._store)
         assert self._saver is not None
+        if self._saver.died_of is not None:
+            raise self._saver.died_of
         begun = time.monotonic()
         if (last := self._newest) is not None and last.entry is not None:
-            self._took_s = last.entry.took_s
             self._interval.committed(last.entry.took_s)
         proposed = self._interval.propose(step) if World.now().rank == 0 else 0
         contents, share, busiest, following = self._agree(step, state, len(self._saver.in_flight()), proposed)
@@ -246,17 +251,19 @@ class Checkpointer:
             deadline=deadline,
             begun=begun,
         )
+        self._saver.submit(save)
         self._kept_step = step
         self._newest = save
-        self._saver.submit(save)
         self._interval.saved(step, time.monotonic() - begun)
         self._say_interval()
 
     def _save_in_time(self, step: int, state: State, metrics: Mapping[str, float] | None) -> None:
         """The last checkpoint that can still be had (see ``deadline``). Rank 0 decides for all."""
-        deadline, flying = self._notice.deadline(), self._saver.in_flight()[:1] if self._saver is not None else []
+        deadline, flying, usual_s = self._hurry(), [], None
+        if self._saver is not None:
+            flying, usual_s = self._saver.in_flight(), self._saver.took_s
         left_s = None if deadline is None else deadline - time.monotonic()
-        choice = choose(left_s, self._took_s, flying[0].remaining_s(self._took_s) if flying else None)
+        choice = choose(left_s, usual_s, [save.remaining_s(usual_s) for save in flying])
         if World.now().size > 1 and self._saver is not None:
             told = torch.tensor([CHOICES.index(choice)])
             dist.broadcast(told, 0, group=self._group)
@@ -268,6 +275,13 @@ class Checkpointer:
             for save in flying:
                 save.called_off.set()
         self._save(step, state, "notice", metrics, deadline)
+
+    def _hurry(self) -> float | None:
+        """The deadline. Where there is one, no time is left for deleting old checkpoints."""
+        deadline = self._notice.deadline()
+        if deadline is not None and self._saver is not None:
+            self._saver.hurry()
+        return deadline
 
     def _say_interval(self) -> None:
         """On rank 0, when it differs by a quarter from what was said last."""
@@ -317,19 +331,18 @@ class Checkpointer:
         if set(steps) != {step}:
             raise BadInput(f"the ranks save different steps: {steps}", "-1 is one that could not; see its own error")
         alike = len(set(outlines)) == 1
-        if text not in self._shares or not alike:
-            holders = None if alike else self._holders(contents)
-            self._shares = {text: share_of(contents, world.rank, world.size, holders)}
-        return contents, self._shares[text], max(busiest), int(everyone[0][3])
+        if not alike:  # and not kept: the next save may find them alike
+            share = share_of(contents, world.rank, world.size, self._holders(contents))
+        else:
+            if text not in self._shares:
+                self._shares = {text: share_of(contents, world.rank, world.size)}
+            share = self._shares[text]
+        return contents, share, max(busiest), int(everyone[0][3])
 
     def _holders(self, contents: Contents) -> Holders:
-        told: list[list[str]] = [[] for _ in range(World.now().size)]
-        dist.all_gather_object(told, [*contents.tensors, *contents.values], group=self._group)
-        holders: dict[str, list[int]] = {}
-        for rank, names in enumerate(told):
-            for name in names:
-                holders.setdefault(name, []).append(rank)
-        return holders
+        told = [held_of(contents)] * World.now().size
+        dist.all_gather_object(told, told[0], group=self._group)
+        return holders_of(told)
 
     def _prepare(self, state: State) -> None:
         """Have a host buffer ready, so that the first save costs no more than the others."""

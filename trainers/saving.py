@@ -3,6 +3,9 @@
 One save after the other, in a thread that lives as long as there is one to do; so a process that ends with a save on
 its way ends after it. An outage of the bucket only delays it. A fence, or a bucket that refuses what it is given, ends
 the training with its next step: nobody wants to pay for steps that cannot be kept.
+
+Old checkpoints are deleted in the same thread once the new one counts as done, and while no save waits: a machine that
+is about to be taken has no time for that.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ from gpuctl.trainers.world import World
 
 Reason = Literal["asked", "interval", "notice"]
 
+_MOST_OWED = 3
+"""Dropped checkpoints in the bucket beyond which a save waits until there are fewer: one that always waits for the one
+before would else fill the bucket."""
+
 
 @dataclass(slots=True)
 class Save:
@@ -46,6 +53,9 @@ class Save:
     deadline: float | None = None
     """On the monotonic clock: when this machine is taken."""
     begun: float = field(default_factory=time.monotonic)
+    submitted: float = field(default_factory=time.monotonic)
+    taken_up: float | None = None
+    """When the saves before it were done."""
     done: threading.Event = field(default_factory=threading.Event)
     called_off: threading.Event = field(default_factory=threading.Event)
     uploaded: int = 0
@@ -54,11 +64,16 @@ class Save:
     told: bool = False
 
     def remaining_s(self, usual_s: float | None) -> float:
-        """Estimate of what this save still takes, if one takes ``usual_s``."""
-        elapsed_s = time.monotonic() - self.begun
+        """Estimate of what this save still takes once those before it are done, if one takes ``usual_s``."""
+        elapsed_s = self.spent_s()
         told = 10 * self.uploaded >= self.laid.size  # the first parts to arrive are the small ones
         by_bytes_s = elapsed_s * (self.laid.size / self.uploaded - 1) if told else float("inf")
         return by_bytes_s if usual_s is None else max(usual_s - elapsed_s, by_bytes_s if told else 0.0)
+
+    def spent_s(self) -> float:
+        """So far, for the copy and the upload. That it stood behind another one does not count."""
+        uploading_s = 0.0 if self.taken_up is None else time.monotonic() - self.taken_up
+        return self.submitted - self.begun + uploading_s
 
     def tell(self, error: GpuctlError) -> None:
         """That the bucket is away is worth one line."""
@@ -95,11 +110,18 @@ class Saver:
         self._lock = threading.Lock()
         self._waiting: deque[Save] = deque()
         self._thread: threading.Thread | None = None
+        self._rests = threading.Event()
+        self._rests.set()
+        self._hurried = False
         self._attempts = 0
         self._known: dict[tuple[int, tuple[str, ...]], Part] = {}
         self._base: str | None = None
         self.ended_by: GpuctlError | None = None
         """Why no save will succeed any more: a fence, or a bucket that refuses. Uploads outlast an outage."""
+        self.died_of: GpuctlError | None = None
+        """An error that nobody has foreseen has ended the thread. There are no saves any more."""
+        self.took_s: float | None = None
+        """The last one that was committed, without what it stood behind others."""
 
     def based_on(self, entry: CheckpointEntry, manifest: Manifest) -> None:
         """``entry`` is in the log, so what has not changed since need not be written again."""
@@ -113,33 +135,74 @@ class Saver:
             return list(self._waiting)
 
     def submit(self, save: Save) -> None:
+        """Raises ``died_of``."""
         with self._lock:
-            self._waiting.append(save)
+            if self.died_of is not None:
+                raise self.died_of
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="gpuctl-save")
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="gpuctl-save")
+                thread.start()
+                self._thread = thread
+                self._rests.clear()
+            save.submitted = time.monotonic()
+            self._waiting.append(save)
+
+    def rest(self) -> None:
+        """Wait until nothing is left to do: all saves are done, and what they replaced is deleted."""
+        self._rests.wait()
+
+    def hurry(self) -> None:
+        """Delete nothing any more: what time is left is for the last save. The next round deletes it."""
+        self._hurried = True
 
     def _work(self) -> None:
-        give_way()
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._thread = None
-                    return
-                save = self._waiting[0]
-            try:
-                self._settle(save)
-            except GpuctlError as error:
-                save.error = error
-            except BaseException as error:
-                save.error = GpuctlError(f"saving step {save.step} failed: {error!r}")
-                raise
-            finally:
-                if not isinstance(save.error, CalledOff):
-                    self.ended_by = self.ended_by or save.error
-                with self._lock:
-                    self._waiting.popleft()
-                save.done.set()
+        try:
+            give_way()
+            while (save := self._next()) is not None:
+                self._finish(save)
+                if save.entry is not None:
+                    self._tidy()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits, or saves next
+            self._die(error)
+
+    def _next(self) -> Save | None:
+        with self._lock:
+            if not self._waiting:
+                self._thread = None
+                self._rests.set()
+                return None
+            save = self._waiting[0]
+            save.taken_up = time.monotonic()
+            return save
+
+    def _finish(self, save: Save) -> None:
+        try:
+            self._settle(save)
+        except GpuctlError as error:
+            save.error = error
+            if not isinstance(error, CalledOff):
+                self.ended_by = self.ended_by or error
+        if save.error is None:
+            self.took_s = save.spent_s()
+        with self._lock:
+            self._waiting.popleft()
+        save.done.set()
+
+    def _die(self, error: BaseException) -> None:
+        """Whoever waits for a save hears of it, and so does whoever makes another one."""
+        with self._lock:
+            self.died_of = GpuctlError(f"no checkpoints are saved any more: {error!r}")
+            self.died_of.__cause__ = error
+            self.ended_by = self.ended_by or self.died_of
+            for save in self._waiting:
+                save.error = self.died_of
+            lost = [*self._waiting]
+            self._waiting.clear()
+            self._thread = None
+            self._rests.set()
+        for save in lost:
+            save.done.set()
+        say(str(self.died_of))
 
     def _settle(self, save: Save) -> None:
         """Until it is committed, or has failed on all ranks."""
@@ -161,7 +224,6 @@ class Saver:
         self._base = outcome.entry.path
         if self._tiers is not None:
             self._tiers.committed(outcome.entry.path)
-        self._tidy()
 
     def _upload(self, save: Save, folder: str) -> Report:
         keys = [f"{folder}/{self._world.rank:05d}-{number:04d}" for number in range(len(save.laid.parts()))]
@@ -180,6 +242,8 @@ class Saver:
             return Report(step=save.step, error=str(error), called_off=True)
         except GpuctlError as error:
             return Report(step=save.step, error=str(error))
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for a report
+            return Report(step=save.step, error=repr(error))
         return report_of(save.step, save.share, save.laid, parts)
 
     def _agree(self, save: Save, number: int, report: Report) -> Outcome:
@@ -211,6 +275,8 @@ class Saver:
             return Outcome(error=str(error), called_off=True)
         except GpuctlError as error:
             return Outcome(error=str(error))
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for an outcome
+            return Outcome(error=repr(error))
 
     def _put(self, save: Save, entry: CheckpointEntry, manifest: Manifest, base: str | None) -> CheckpointEntry:
         assert self._commits is not None
@@ -238,9 +304,15 @@ class Saver:
         """The checkpoint is committed: that old ones cannot be deleted now is worth a line, and no job's end."""
         try:
             if self._commits is not None:
-                self._commits.tidy()
+                self._commits.tidy(self._may_delete)
         except (StoreError, StoreUnavailable, Damaged) as error:
             say(f"old checkpoints could not be deleted yet: {error}")
+
+    def _may_delete(self) -> bool:
+        assert self._commits is not None, "only rank 0 deletes"
+        if self._hurried:
+            return False
+        return not self.in_flight() or self._commits.owed > _MOST_OWED
 
 
 def say(text: str) -> None:

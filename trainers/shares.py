@@ -61,14 +61,60 @@ class Share:
     """Tensors that are another one under another name: they are written once."""
 
 
-Holders = Mapping[str, Sequence[int]]
-"""For each name of a tensor or value: the ranks that have it, in order."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the other ranks must know of what one holds, where they do not hold the same."""
+
+    names: tuple[str, ...]
+    """Of tensors and values."""
+    aliases: dict[str, str]
+    alike: set[str]
+    frozen: set[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """What the ranks hold together. They cut alike only what they see alike, so what one rank alone takes for an alias,
+    or for frozen, is none."""
+
+    ranks: dict[str, list[int]]
+    """For each name of a tensor or value: those that have it, in order."""
+    aliases: dict[str, str]
+    alike: set[str]
+    frozen: set[str]
 
 
 def outline(contents: Contents) -> str:
-    """The names and shapes of all that the ranks may hold alike: where it is the same text, they do."""
-    tensors = (f"{name} {t.dtype} {tuple(t.shape)} {type(t).__name__}" for name, t in contents.tensors.items())
+    """All that a rank's share depends on: where it is the same text on all ranks, they hold the same; and where it is
+    the text of an earlier save, the share is that one's. Which tensors share memory may change from save to save."""
+    aliases = _aliases(contents.tensors)
+    tensors = (
+        f"{name} {t.dtype} {tuple(t.shape)} {t.placements if isinstance(t, DTensor) else '-'}"
+        f" {'alike' * (name in contents.alike)} {'frozen' * (name in contents.frozen)} {aliases.get(name, '')}"
+        for name, t in contents.tensors.items()
+    )
     return "\n".join((*tensors, *(name for name in contents.values if not name.startswith("@rng."))))
+
+
+def held_of(contents: Contents) -> Held:
+    names = (*contents.tensors, *contents.values)
+    return Held(names, _aliases(contents.tensors), contents.alike, contents.frozen)
+
+
+def holders_of(told: Sequence[Held]) -> Holders:
+    """Of what each rank has told, in rank order."""
+    ranks: dict[str, list[int]] = {}
+    for rank, held in enumerate(told):
+        for name in held.names:
+            ranks.setdefault(name, []).append(rank)
+    aliases = {}
+    for name, having in ranks.items():
+        of = told[having[0]].aliases.get(name)
+        if of is not None and all(told[rank].aliases.get(name) == of for rank in having):
+            aliases[name] = of
+    alike = {name for name, having in ranks.items() if all(name in told[rank].alike for rank in having)}
+    frozen = {name for name, having in ranks.items() if all(name in told[rank].frozen for rank in having)}
+    return Holders(ranks, aliases, alike, frozen)
 
 
 def share_of(contents: Contents, rank: int, world: int, holders: Holders | None = None) -> Share:
@@ -79,24 +125,27 @@ def share_of(contents: Contents, rank: int, world: int, holders: Holders | None 
     everyone = range(world)
     boxes: dict[str, Box] = {}
     groups: dict[tuple[object, ...], tuple[int, int, list[str]]] = {}
+    alike, frozen = (contents.alike, contents.frozen) if holders is None else (holders.alike, holders.frozen)
     aliases = _aliases(contents.tensors)
-    for name in sorted(contents.tensors, key=lambda name: (name not in contents.frozen, name)):
+    if holders is not None:
+        aliases = {name: of for name, of in aliases.items() if name in holders.aliases}
+    for name in sorted(contents.tensors, key=lambda name: (name not in frozen, name)):
         if name in aliases:
             continue
         tensor = contents.tensors[name]
         boxes[name] = _box(name, tensor)
-        having = everyone if holders is None else holders[name]
+        having = everyone if holders is None else holders.ranks[name]
         if isinstance(tensor, DTensor):
             key, place, copies = _copies(tensor)
-        elif name in contents.alike:
+        elif name in alike:
             key, place, copies = tuple(having), having.index(rank), len(having)
         elif having[0] == rank:
             key, place, copies = ("first",), 0, 1
         else:
             continue
-        groups.setdefault((name in contents.frozen, *key), (place, copies, []))[2].append(name)
+        groups.setdefault((name in frozen, *key), (place, copies, []))[2].append(name)
     slices = [part for place, copies, names in groups.values() for part in _cut(names, boxes, place, copies)]
-    values = [name for name in contents.values if holders is None or holders[name][0] == rank]
+    values = [name for name in contents.values if holders is None or holders.ranks[name][0] == rank]
     if holders is None and rank != 0:
         values = [name for name in values if name.startswith("@rng.")]
     return Share(boxes, tuple(slices), tuple(values), aliases)
@@ -152,7 +201,8 @@ def _aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         tensor = tensors[name]
         if isinstance(tensor, DTensor) or tensor.numel() == 0:
             continue
-        same = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj())
+        read_as = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+        same = (tensor.data_ptr(), tensor.device, read_as)
         if seen.setdefault(same, name) != name:
             aliases[name] = seen[same]
     return aliases

@@ -18,6 +18,26 @@ _PARTS_S = 0.5
 """What one part of 16 MiB takes."""
 
 
+def noticed_behind_two(left: float) -> None:
+    """Step 1 is saved and committed, steps 2 and 3 are on their way, and step 4 is the last. ``left`` as below."""
+    limits = Limits(upload_bytes_per_s=(16 << 20) / _PARTS_S)
+    checkpointer = Checkpointer(every=1, limits=limits, when_busy="wait")
+    weights = torch.zeros(16 << 20)  # 64 MiB: four parts
+    state = {"weights": torch.nn.ParameterList([weights])}
+    checkpointer.restore(state)
+    begun = time.monotonic()
+    checkpointer.save(1, state)
+    checkpointer.wait()
+    took_s = time.monotonic() - begun
+    for step in (2, 3, 4):
+        with torch.no_grad():
+            weights += 1
+        if step == 4:
+            Path(os.environ["GPUCTL_ROUND_DIR"], DEADLINE).write_text(f"{time.monotonic() + left * took_s:.3f}")
+            os.kill(os.getpid(), signal.SIGTERM)
+        checkpointer.step(step, state)
+
+
 def noticed_in_a_save(left: float) -> None:
     """Step 1 is saved and committed, step 2 is on its way, and step 3 is the last. ``left``: the time left before the
     end, as a multiple of what the first save took."""

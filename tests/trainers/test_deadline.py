@@ -18,17 +18,20 @@ from tests.trainers.ranks import Ended, Ranks
 @pytest.mark.parametrize(
     ("left_s", "new_s", "flying_s", "choice"),
     [
-        (30.0, 5.0, None, "both"),
-        (None, 5.0, 100.0, "both"),
-        (30.0, 10.0, 10.0, "both"),
-        (30.0, 20.0, 10.0, "new"),
-        (30.0, None, 10.0, "new"),
-        (30.0, 40.0, 10.0, "flying"),
-        (30.0, 40.0, 50.0, "new"),
+        (30.0, 5.0, [], "both"),
+        (None, 5.0, [100.0], "both"),
+        (30.0, 10.0, [10.0], "both"),
+        (30.0, 20.0, [10.0], "new"),
+        (30.0, None, [10.0], "new"),
+        (30.0, 40.0, [10.0], "flying"),
+        (30.0, 40.0, [50.0], "new"),
+        (30.0, 10.0, [5.0, 5.0], "both"),
+        (30.0, 10.0, [10.0, 10.0], "new"),
+        (30.0, 40.0, [10.0, 50.0], "flying"),
     ],
 )
 def test_what_fits_into_the_time_left_is_chosen(
-    left_s: float | None, new_s: float | None, flying_s: float | None, choice: str
+    left_s: float | None, new_s: float | None, flying_s: list[float], choice: str
 ) -> None:
     assert choose(left_s, new_s, flying_s) == choice
 
@@ -66,6 +69,12 @@ def test_without_time_for_a_new_one_the_one_on_its_way_is_finished(tmp_path: Pat
     ended = noticed(env, 0.6)
     assert [(entry.step, entry.reason) for entry in entries(tmp_path)] == [(1, "asked"), (2, "interval")], ended
     assert "s are left, so the checkpoint on its way is finished, and none of step 3 made" in ended[0].said
+
+
+def test_two_on_their_way_are_both_counted_and_both_make_room(tmp_path: Path, env: dict[str, str]) -> None:
+    with Ranks(1, deadlines.noticed_behind_two, 2.6, env=env) as ranks:
+        ended = ranks.wait()
+    assert [(entry.step, entry.reason) for entry in entries(tmp_path)] == [(1, "asked"), (4, "notice")], ended
 
 
 def noticed(env: dict[str, str], left: float) -> list[Ended]:

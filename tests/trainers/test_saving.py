@@ -1,0 +1,190 @@
+"""The thread that saves: what it does first, what it puts off, and what it leaves when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuctl import Checkpointer
+from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.commits import ledger_of
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.manifest import manifest_key, read_manifest
+from gpuctl.cluster.worker import DEADLINE, WorkerContext
+
+_LEFT_OVER = 150
+
+
+class Odd(BaseException):
+    """What nobody has foreseen."""
+
+
+class Gated(Bucket):
+    """Notes commits and deletions in order. Each deletion waits for ``may_delete``, each part for a permit if ``parts``
+    is given; ``fault`` is raised instead of writing one."""
+
+    def __init__(self, url: str, parts: threading.Semaphore | None = None) -> None:
+        super().__init__(open_bucket(url).raw, url)
+        self.noted: list[str] = []
+        self.may_delete = threading.Event()
+        self.fault: BaseException | None = None
+        self._parts = parts
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if "/00000-" in key:
+            assert self._parts is None or self._parts.acquire(timeout=60)
+            if self.fault is not None:
+                raise self.fault
+        super().put(key, data)
+
+    def create(self, key: str, data: bytes) -> bool:
+        self.noted.append("commit")
+        return super().create(key, data)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        those = list(keys)
+        if not all(key.startswith("ledger/") for key in those):
+            self.noted.append(f"delete {len(those)}")
+            assert self.may_delete.wait(60)
+        super().delete(those)
+
+    def is_tidy(self) -> bool:
+        """Whether nothing is there but what the log names."""
+        entries = self.entries()
+        needed = {key for entry in entries for key in read_manifest(self, entry).keys() | {manifest_key(entry)}}
+        return {item.key for item in self.list("") if not item.key.startswith("ledger/")} == needed
+
+    def entries(self) -> Any:
+        log = ledger_of(self).read().value
+        return log.entries if log else ()
+
+    def is_at(self, step: int) -> bool:
+        return self.steps() == [step]
+
+    def steps(self) -> list[int]:
+        return [entry.step for entry in self.entries()]
+
+
+@pytest.fixture
+def littered(file_url: str) -> Gated:
+    """A bucket in which a dead round has left so much that it takes three lists of keys to delete it."""
+    store = Gated(file_url)
+    for number in range(_LEFT_OVER):
+        store.put(f"7-r0.dead-0/{number:05d}", b"left")
+    return store
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_save_counts_before_old_ones_are_deleted_and_the_next_breaks_that_off(littered: Gated) -> None:
+    checkpointer = Checkpointer(store=littered, keep=1)
+    checkpointer.save(1, {"step": 1})
+    checkpointer.wait(60)  # committed, though nothing can be deleted yet
+    wait_until(lambda: "delete 64" in littered.noted)
+    checkpointer.save(2, {"step": 2})
+    littered.may_delete.set()
+    checkpointer.wait()
+    of_step_1 = littered.noted.pop()
+    assert littered.noted == ["commit", "commit", "delete 64", "commit", "delete 64", "delete 22"], (
+        "a fence comes first"
+    )
+    assert of_step_1 == "delete 2", "its part and its manifest"
+    assert littered.is_tidy()
+
+
+class Opening:
+    """A part of the state: from when it is saved on, the store deletes."""
+
+    def __init__(self, store: Gated) -> None:
+        self._store = store
+
+    def state_dict(self) -> dict[str, Any]:
+        self._store.may_delete.set()
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_before_a_deadline_nothing_more_is_deleted_and_the_next_round_makes_up_for_it(
+    littered: Gated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = WorkerContext("demo", f"file://{tmp_path}/other", "job-1", 1, "node-0", tmp_path, tmp_path, tmp_path)
+    for name, value in context.env().items():
+        monkeypatch.setenv(name, value)
+    checkpointer = Checkpointer(store=littered, keep=1)
+    checkpointer.save(1, {"step": 1})
+    wait_until(lambda: "delete 64" in littered.noted)
+    (context.round_dir / DEADLINE).write_text(f"{time.monotonic() + 60:.3f}")
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        checkpointer.step(2, {"step": 2, "opening": Opening(littered)})
+    checkpointer.wait()
+    assert littered.noted == ["commit", "commit", "delete 64", "commit"]
+    assert littered.steps() == [2]
+
+    later = Checkpointer(store=littered, keep=1)
+    later.save(3, {"step": 3})
+    later.wait()
+    assert littered.steps() == [3]
+    assert littered.is_tidy()
+
+
+def test_saves_that_always_wait_for_each_other_do_not_fill_the_bucket(file_url: str) -> None:
+    permits = threading.Semaphore(0)
+    store = Gated(file_url, permits)
+    store.may_delete.set()
+    checkpointer = Checkpointer(store=store, keep=1)
+    checkpointer.save(1, {"step": 1})
+    for step in range(2, 9):
+        checkpointer.save(step, {"step": step})
+        permits.release()
+        wait_until(partial(store.is_at, step - 1))
+    wait_until(lambda: store.noted.count("delete 2") == 3)
+    permits.release()
+    checkpointer.wait()
+    assert store.noted.count("delete 2") == 7
+    assert store.is_tidy()
+
+
+def test_an_error_that_no_one_has_foreseen_fails_the_save_alone(file_url: str) -> None:
+    store = Gated(file_url)
+    checkpointer, store.fault = Checkpointer(store=store), MemoryError("no more")
+    checkpointer.save(1, {"step": 1})
+    with pytest.raises(GpuctlError, match=r"step 1 was not written: MemoryError\('no more'\)"):
+        checkpointer.wait(60)
+    with pytest.raises(GpuctlError, match="step 1 was not written"):
+        checkpointer.should_stop(1)
+    store.fault = None
+    checkpointer.save(2, {"step": 2})
+    checkpointer.wait(60)
+    assert store.steps() == [2]
+
+
+def test_when_the_thread_ends_all_that_wait_for_it_hear_why_and_so_does_the_next_save(file_url: str) -> None:
+    permits = threading.Semaphore(0)
+    store = Gated(file_url, permits)
+    checkpointer, store.fault = Checkpointer(store=store), Odd("of a kind")
+    checkpointer.save(1, {"step": 1})
+    checkpointer.save(2, {"step": 2})
+    permits.release()
+    why = r"no checkpoints are saved any more: Odd\('of a kind'\)"
+    for _ in range(2):
+        with pytest.raises(GpuctlError, match=why):
+            checkpointer.wait(60)
+    with pytest.raises(GpuctlError, match=why):
+        checkpointer.save(3, {"step": 3})
+    with pytest.raises(GpuctlError, match=why):
+        checkpointer.should_stop(3)
