@@ -304,10 +304,11 @@ def test_who_only_forwards_a_port_is_logged_in_too(sshd: int, tmp_path: Path) ->
     command = _in(tmp_path, sshd, "-N", "-T", "-L", f"{tmp_path}/local:127.0.0.1:9", *told, "root@127.0.0.1")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as login:
         assert login.stdout
-        assert login.stdout.readline() == "in\n"
-        _await_sessions(before + 1)
-        login.terminate()
-        login.wait(20)
+        try:
+            assert login.stdout.readline() == "in\n"
+            _await_sessions(before + 1)
+        finally:
+            login.terminate()
     _await_sessions(before)
 
 
