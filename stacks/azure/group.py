@@ -3,6 +3,10 @@
 Nothing here waits for machines, and nothing fights their number. A new set is empty: ``up`` asks for machines once all
 of this exists and what they fetch lies in the bucket, and a node that was idle shrinks the set itself. What the set
 does not restore, ``repair`` does.
+
+The number is not left out of what is sent, as elsewhere: Pulumi's provider sends all of a set whenever something of it
+has changed, and what Pulumi ignores is then the number of its state, by which a set of machines that train would be
+emptied (docs/decisions/0013-an-empty-group-first.md).
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from gpuctl.stacks.azure import of_cluster, resource_group, subscription
 from gpuctl.stacks.azure.identity import Identity
 from gpuctl.stacks.azure.images import LATEST, image, newest
 from gpuctl.stacks.azure.network import Network
+from gpuctl.stacks.azure.size import standing
 from gpuctl.stacks.machines import MachineType
+from gpuctl.stacks.planning import LATER
 from gpuctl.stacks.request import StackRequest
 from gpuctl.stacks.rules import compressed
 
@@ -53,7 +59,7 @@ class Group(pulumi.ComponentResource):
             resource_group_name=resource_group(request),
             location=request.region,
             zones=list(request.zones) or None,
-            sku=compute.SkuArgs(name=machine.name, tier="Standard", capacity=0),
+            sku=compute.SkuArgs(name=machine.name, tier="Standard", capacity=self._standing(network, identity)),
             orchestration_mode=compute.OrchestrationMode.UNIFORM,
             single_placement_group=request.placement,
             overprovision=False,  # more machines than asked for, for a while
@@ -71,11 +77,20 @@ class Group(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=[network, identity],
-                ignore_changes=["sku.capacity"] + ([] if request.image else [_IMAGE_PATH]),
+                ignore_changes=[] if request.image else [_IMAGE_PATH],
             ),
         )
         self._let_leave(identity)
         self.register_outputs({"group": self.group.name})
+
+    def _standing(self, network: Network, identity: Identity) -> pulumi.Output[int]:
+        """How many machines the set is to have now. Azure is asked when what the set waits for is there: as late as can
+        be before the set is sent."""
+        user = azure.authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self))
+        where = resource_group(self._request), self._request.named(64)
+        return pulumi.Output.all(user.subscription_id, network.subnets[0].id, identity.id).apply(
+            lambda known: 0 if known[0] == LATER else standing(*where, subscription=known[0])
+        )
 
     def _machines(self, network: Network) -> azure.compute.VirtualMachineScaleSetVMProfileArgs:
         compute = azure.compute

@@ -29,6 +29,15 @@ def size(outputs: Mapping[str, object], account: Account | None = None) -> Group
     )
 
 
+def standing(resource_group: str, group: str, subscription: str, account: Account | None = None) -> int:
+    """The number that the scale set works towards; 0: Azure says that there is no such set. Raises ``GpuctlError`` if
+    it does not answer, for to send another number is to end machines."""
+    try:
+        return int(_scale_set(account or _connected(subscription), (resource_group, group))["sku"]["capacity"])
+    except NoGroup:
+        return 0
+
+
 def resize(outputs: Mapping[str, object], nodes: int, account: Account | None = None) -> None:
     """See ``cloud.Cloud``."""
     account, where = _where(outputs, account)

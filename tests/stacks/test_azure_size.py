@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.azure.size import problems, resize, size
+from gpuctl.stacks.azure.size import problems, resize, size, standing
 from gpuctl.stacks.cloud import GroupSize
 from tests.stacks.azure_api import SUBSCRIPTION, Api, forbidden, recorded, refusal, serving
 
@@ -36,6 +36,15 @@ def test_another_number_is_asked_for_and_nothing_else_is_changed(api: Api) -> No
     _, path, body = api.asked[-1]
     assert path.lower().startswith(f"/subscriptions/{SUBSCRIPTION}/{SET}?")
     assert body == {"sku": {"name": "Standard_ND96asr_v4", "tier": "Standard", "capacity": 7}}
+
+
+def test_the_number_that_a_changed_set_is_sent_with_is_the_one_that_azure_tells_and_no_guess(api: Api) -> None:
+    assert standing("gpuctl-demo", "gpuctl-demo", SUBSCRIPTION, api.account()) == 4
+    api.answers[SET.replace("sets/gpuctl-demo", "sets/not-made-yet")] = refusal("ResourceNotFound", "not found", 404)
+    assert standing("gpuctl-demo", "not-made-yet", SUBSCRIPTION, api.account()) == 0
+    api.answers[SET] = refusal("InternalServerError", "try again", 500)
+    with pytest.raises(GpuctlError, match="Azure answered 500"):
+        standing("gpuctl-demo", "gpuctl-demo", SUBSCRIPTION, api.account())
 
 
 def test_why_machines_do_not_come_is_told_the_newest_first(api: Api) -> None:
