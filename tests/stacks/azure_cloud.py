@@ -7,6 +7,7 @@ is given the same role twice, and a scale set makes the machines that it is told
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -141,9 +142,7 @@ class Subscription:
         self._things[key] = _thing(path, sent)
         if before is None:
             self._made(path)
-        if kind == _SET:
-            self._things[key]["sku"]["capacity"] = int((before or sent)["sku"]["capacity"])
-        return self._things[key]
+        return self._resize(path, sent) if kind == _SET else self._things[key]
 
     def _refused(self, kind: str, sent: Thing) -> Any:
         for id_ in _references(sent):
@@ -182,7 +181,7 @@ class Subscription:
         scale_set = self._things.get(key)
         if scale_set is None:
             return self._missing(key)
-        wanted = scale_set["sku"]["capacity"] = sent["sku"]["capacity"]
+        wanted = scale_set["sku"]["capacity"] = int(sent["sku"]["capacity"])
         there = self._below(path, _MACHINE)
         for machine in there[wanted:]:
             del self._things[machine["id"].lower()]
@@ -219,7 +218,7 @@ def _failed(id_: str) -> Thing:
 
 def _thing(path: str, sent: Thing) -> Thing:
     properties = {"provisioningState": "Succeeded", **sent.get("properties", {})}
-    return {**sent, "id": path, "name": path.rpartition("/")[2], "type": _type(path), "properties": properties}
+    return {**copy.deepcopy(sent), "id": path, "name": path.rpartition("/")[2], "type": _type(path), "properties": properties}
 
 
 def _type(path: str) -> str:

@@ -130,7 +130,7 @@ def serving() -> Iterator[Google]:
             self.end_headers()
             self.wfile.write(told)
 
-        do_GET = do_POST = do_DELETE = exchange  # noqa: N815 - the library's names
+        do_GET = do_POST = do_PATCH = do_DELETE = exchange  # noqa: N815 - the library's names
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Exchange)
     server.daemon_threads = True

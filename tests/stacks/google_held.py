@@ -108,7 +108,12 @@ class Held:
             return self._verbs[last](parent, one)
         if path not in self.things:
             return None
-        return (200, self.things[path]) if one.method == "GET" else self.delete(path)
+        match one.method:
+            case "GET":
+                return 200, self.things[path]
+            case "PATCH":
+                return self._patch(path, one.body)
+        return self.delete(path)
 
     def _make(self, collection: str, body: Thing) -> Answer:
         match collection.rpartition("/")[2]:
@@ -132,6 +137,17 @@ class Held:
             return refusal(409, f"The resource '{id_}' already exists", "alreadyExists")
         self.add(id_, thing)
         return 200, {**_DONE, "response": self.things[id_], "id": id_}
+
+    def _patch(self, id_: str, body: Thing) -> Answer:
+        """Machines that run go on, unless their group is to bring them to its new template by itself."""
+        if "/instanceTemplates/" in id_:
+            return refusal(405, "An instance template cannot be changed", "methodNotAllowed")
+        self.things[id_].update(body)
+        if "versions" in body and self.things[id_]["updatePolicy"]["type"] == "PROACTIVE":
+            for machine in self._machines(id_):
+                self._end(machine)
+            self._fill(id_)
+        return 200, _DONE
 
     def _is_second_key(self, thing: Thing, collection: str) -> bool:
         same = (thing.get("parent"), thing.get("shortName"))

@@ -38,8 +38,6 @@ _PATHS = {
 
 
 def _make(path: str, inputs: Record) -> Record:
-    own = {key: value for key, value in inputs.items() if key in _OWN}
-    given = {key: value for key, value in inputs.items() if key not in _OWN}
     if path == "roleAssignments":
         id_ = f"{inputs['scope']}/providers/Microsoft.Authorization/{path}/{uuid.uuid4()}"
     elif path == "roleDefinitions":
@@ -47,10 +45,16 @@ def _make(path: str, inputs: Record) -> Record:
     else:
         within = "" if path.startswith("resourceGroups") else f"/resourceGroups/{inputs['resourceGroupName']}/providers"
         id_ = f"{_subscription()}{within}/{path.format(**inputs)}"
-    if path.startswith("Microsoft.ManagedIdentity"):
-        given["principalId"] = str(uuid.uuid4())
     if seen(id_):  # Pulumi's provider looks before it makes
         raise RuntimeError(f"cannot create already existing resource '{id_}'")
+    given = {"principalId": str(uuid.uuid4())} if path.startswith("Microsoft.ManagedIdentity") else {}
+    return _send(id_, inputs, given)
+
+
+def _send(id_: str, inputs: Record, given: Record) -> Record:
+    """All of it, each time: so does Pulumi's provider, whatever has changed."""
+    own = {key: value for key, value in inputs.items() if key in _OWN}
+    given = {**given, **{key: value for key, value in inputs.items() if key not in _OWN}}
     if "identity" in own:  # a list to Pulumi, and no list to Azure
         own["identity"] = {
             **own["identity"],
@@ -104,6 +108,10 @@ def _subscription() -> str:
 
 MAKERS: dict[str, Callable[[Record], Record]] = {
     f"azure-native:{kind}": partial(_make, path) for kind, path in _PATHS.items()
+}
+UPDATERS: dict[str, Callable[[str, Record, Record], Record]] = {
+    f"azure-native:{kind}": lambda id_, _, inputs: _send(id_, inputs, {})
+    for kind in ("network:NetworkSecurityGroup", "compute:VirtualMachineScaleSet")
 }
 UNMAKERS: dict[str, Callable[[str], object]] = {f"azure-native:{kind}": _unmake for kind in _PATHS}
 SEEN: dict[str, Callable[[str], bool]] = {f"azure-native:{kind}": seen for kind in _PATHS}

@@ -54,6 +54,19 @@ def _of_compute(
     return make
 
 
+def _patch(*keys: str) -> Callable[[str, Record, Record], Record]:
+    """What has changed of ``keys``, and nothing else: so do the updates of Terraform's provider."""
+
+    def update(id_: str, before: Record, inputs: Record) -> Record:
+        changed = {key: value for key, value in inputs.items() if before.get(key) != value}
+        if other := {*changed, *(before.keys() - inputs.keys())} - {*keys}:
+            raise NotImplementedError(f"the stand-in cannot update {', '.join(sorted(other))} of {id_}")
+        _ask("PATCH", f"{_COMPUTE}/{id_}", changed)
+        return {}
+
+    return update
+
+
 def _is_there(id_: str) -> bool:
     try:
         return bool(_ask("GET", f"{_COMPUTE}/{id_}"))
@@ -127,6 +140,11 @@ MAKERS: dict[str, Callable[[Record], Record]] = {
     "gcp:tags/tagKey:TagKey": _tag("tagKeys"),
     "gcp:tags/tagValue:TagValue": _tag("tagValues"),
 }
+UPDATERS: dict[str, Callable[[str, Record, Record], Record]] = {
+    "gcp:compute/firewall:Firewall": _patch("allows", "description", "sourceRanges", "sourceTags", "targetTags"),
+    "gcp:compute/instanceGroupManager:InstanceGroupManager": _patch("versions", "updatePolicy"),
+}
+REPLACED = ("gcp:compute/instanceTemplate:InstanceTemplate",)
 UNMAKERS: dict[str, Callable[[str], object]] = {
     **{kind: lambda id_: _ask("DELETE", f"{_COMPUTE}/{id_}") for kind in MAKERS if kind.startswith("gcp:compute/")},
     **{

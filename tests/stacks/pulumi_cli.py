@@ -35,6 +35,8 @@ class State:
         told: Record = json.loads(path.read_text()) if path.exists() else {}
         self.there: bool = told.get("there", False)
         self.resources: list[Record] = told.get("resources", [])
+        self.replaced: list[Record] = told.get("replaced", [])
+        """What others have come for, and what is to go."""
         self.outputs: Record = told.get("outputs", {})
 
     def find(self, kind: str, name: str) -> Record | None:
@@ -45,7 +47,8 @@ class State:
         self.save()
 
     def save(self) -> None:
-        self._path.write_text(json.dumps({"there": self.there, "resources": self.resources, "outputs": self.outputs}))
+        keys = ("there", "resources", "replaced", "outputs")
+        self._path.write_text(json.dumps({key: getattr(self, key) for key in keys}))
 
     def deployment(self) -> Record:
         urns = [f"urn:pulumi:demo::gpuctl::{one['type']}::{one['name']}" for one in self.resources]
@@ -63,7 +66,8 @@ class Events:
         urn = f"urn:pulumi:demo::gpuctl::{kind}::{name}"
         about = {"type": kind, "urn": urn, "custom": True, "id": "", "parent": "", "inputs": {}, "outputs": {}}
         whole = {**about, "provider": ""}
-        old, new = (whole, None) if verb == "delete" else (None, whole)
+        old = None if verb.startswith("create") else whole
+        new = None if verb.startswith("delete") else whole
         said = {"op": verb, "urn": urn, "type": kind, "old": old, "new": new, "detailedDiff": None, "provider": ""}
         self._write({event: {"metadata": said}})
 
@@ -118,32 +122,39 @@ def _up(args: list[str], state: State, events: Events) -> int:
     if refused:
         print("error: update failed", file=sys.stderr)
         return 255
-    wanted = monitor.resources
-    for one in [one for one in state.resources if (one["type"], one["name"]) not in wanted]:
-        state.resources.remove(one)
     state.outputs = monitor.outputs
+    state.save()
+    unwanted = [one for one in state.resources if (one["type"], one["name"]) not in monitor.resources]
+    return _take_away(state, events, state.replaced, "delete-replaced") or _take_away(state, events, unwanted)
+
+
+def _destroy(args: list[str], state: State, events: Events) -> int:
+    del args
+    if refused := _take_away(state, events, state.resources) or _take_away(
+        state, events, state.replaced, "delete-replaced"
+    ):
+        return refused
+    state.outputs = {}
     state.save()
     return 0
 
 
-def _destroy(args: list[str], state: State, events: Events) -> int:
+def _take_away(state: State, events: Events, them: list[Record], verb: str = "delete") -> int:
+    """The last one first. The exit status of the verb that asks for it."""
     from tests.stacks.made import UNMAKERS
 
-    del args
-    for one in list(reversed(state.resources)):
-        events.step("resourcePreEvent", "delete", one["type"], one["name"])
+    for one in list(reversed(them)):
+        events.step("resourcePreEvent", verb, one["type"], one["name"])
         if not one["kept"] and (unmake := UNMAKERS.get(one["type"])):
             try:
                 unmake(one["told"]["id"])
             except Exception as error:  # noqa: BLE001 - whatever the cloud says no with
-                events.failed("delete", one["type"], one["name"], str(error))
-                print("error: destroy failed", file=sys.stderr)
+                events.failed(verb, one["type"], one["name"], str(error))
+                print("error: update failed", file=sys.stderr)
                 return 255
-        state.resources.remove(one)
+        (state.replaced if verb == "delete-replaced" else state.resources).remove(one)
         state.save()
-        events.step("resOutputsEvent", "delete", one["type"], one["name"])
-    state.outputs = {}
-    state.save()
+        events.step("resOutputsEvent", verb, one["type"], one["name"])
     return 0
 
 

@@ -76,6 +76,12 @@ class User(ABC):
     def last_up_path(self) -> Path:
         return self.folder / "state" / "pulumi" / self.cluster / "up.json"
 
+    def declared(self, kind: str) -> dict[str, Any]:
+        """What the stack's own state says that the one resource whose type ends so was given."""
+        state = msgspec.json.decode((self.last_up_path().parent / "state.json").read_bytes())
+        (found,) = [one["inputs"] for one in state["resources"] if one["type"].endswith(f":{kind}")]
+        return dict(found)
+
     @abstractmethod
     def machines(self) -> list[str]:
         """Names of those that the cluster has."""

@@ -59,6 +59,14 @@ class Account(User):
     def machines(self) -> list[str]:
         return [one["InstanceId"] for one in self.group()["Instances"]]
 
+    def rules(self) -> list[dict[str, Any]]:
+        """Of who may reach whom."""
+        ec2 = boto3.client("ec2", region_name="us-east-1")
+        ours = [{"Name": "tag:gpuctl:cluster", "Values": [self.cluster]}]
+        groups = [one["GroupId"] for one in ec2.describe_security_groups(Filters=ours)["SecurityGroups"]]
+        of_ours = [{"Name": "group-id", "Values": groups}]
+        return list(ec2.describe_security_group_rules(Filters=of_ours)["SecurityGroupRules"])
+
     def _is_ours(self, group: dict[str, Any]) -> bool:
         return any((tag["Key"], tag["Value"]) == ("gpuctl:cluster", self.cluster) for tag in group["Tags"])
 
@@ -105,8 +113,12 @@ def test_it_grows_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
     account.up(nodes="1")
     (first,) = account.machines()
     token = account.spec().token
-    account.up(nodes="1:3")
+    rules = len(account.rules())
+    account.up("--idle-minutes", "60", "--ssh-from", "203.0.113.7/32", nodes="1:3")
     assert len(account.machines()) == 3 and first in account.machines()
+    assert (account.group()["MaxSize"], account.declared("Group")["maxSize"]) == (3, 3)
+    assert account.group()["LaunchTemplate"]["Version"] == "2", "new machines are told what the old ones were"
+    assert len(account.rules()) == rules + 1
     assert account.spec().token == token
 
     group = account.group()["AutoScalingGroupName"]
@@ -204,16 +216,18 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
 @contextmanager
 def amazon(endpoint: str, without: list[str], vcpus: list[int]) -> Iterator[str]:
     """The moto server at ``endpoint``, with answers to what it does not know. Zones that are in ``without`` have no
-    machines: AWS agrees to a number there, starts none, and says why when it is asked. The last of ``vcpus`` is the
-    account's quota."""
+    machines: AWS agrees to a number there, starts none, and says why when it is asked. A group takes no more than its
+    maximum. The last of ``vcpus`` is the account's quota."""
 
     class Handler(BaseHTTPRequestHandler):
         def _pass(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            answer = self._own(dict(parse_qsl(body.decode(errors="replace"))))
+            asked = dict(parse_qsl(body.decode(errors="replace")))
+            answer, refused = self._own(asked), self._too_many(asked)
             if self.headers.get("X-Amz-Target", "").endswith(".GetServiceQuota"):
                 answer = str(quota(vcpus[-1]))
-            status, data, headers = (200, answer.encode(), {}) if answer else self._theirs(body)
+            own = (400 if refused else 200, (refused or answer).encode(), dict[str, str]())
+            status, data, headers = own if refused or answer else self._theirs(body)
             self.send_response(status)
             for name, value in headers.items():
                 if name.lower() not in ("connection", "content-length", "transfer-encoding", "date", "server"):
@@ -227,9 +241,18 @@ def amazon(endpoint: str, without: list[str], vcpus: list[int]) -> Iterator[str]
 
         def _own(self, asked: dict[str, str]) -> str:
             action, group = asked.get("Action"), asked.get("AutoScalingGroupName", "")
-            if action == "SetDesiredCapacity" and set(_zones(group)) <= set(without):
+            if action == "SetDesiredCapacity" and set(_found(group)["AvailabilityZones"]) <= set(without):
                 return f"<SetDesiredCapacityResponse {_NAMESPACE}/>"
             return _UNKNOWN_TO_MOTO.get(action or "", "")
+
+        def _too_many(self, asked: dict[str, str]) -> str:
+            if asked.get("Action") != "SetDesiredCapacity":
+                return ""
+            group, wanted = asked["AutoScalingGroupName"], int(asked["DesiredCapacity"])
+            most = _found(group)["MaxSize"]
+            said = f"New SetDesiredCapacity value {wanted} is above max value {most} for the AutoScalingGroup."
+            error = f"<Error><Type>Sender</Type><Code>ValidationError</Code><Message>{said}</Message></Error>"
+            return f"<ErrorResponse {_NAMESPACE}>{error}</ErrorResponse>" if wanted > most else ""
 
         def _theirs(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
             connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=30)
@@ -241,10 +264,10 @@ def amazon(endpoint: str, without: list[str], vcpus: list[int]) -> Iterator[str]
 
         def log_message(self, *_: object) -> None: ...
 
-    def _zones(group: str) -> list[str]:
+    def _found(group: str) -> dict[str, Any]:
         client = boto3.client("autoscaling", region_name="us-east-1", endpoint_url=endpoint)
         (found,) = client.describe_auto_scaling_groups(AutoScalingGroupNames=[group])["AutoScalingGroups"]
-        return list(found["AvailabilityZones"])
+        return dict(found)
 
     class Server(ThreadingHTTPServer):
         request_queue_size = 64  # a scan asks for many things at once

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,15 @@ class Account(User):
     def size(self) -> int:
         return int(self.there.scale_set(self.cluster)["sku"]["capacity"])
 
+    def told(self) -> str:
+        """What machines are told when they boot."""
+        profile = self.there.scale_set(self.cluster)["properties"]["virtualMachineProfile"]
+        return str(profile["osProfile"]["customData"])
+
+    def rules(self) -> list[dict[str, Any]]:
+        (group,) = self.there.of_type("microsoft.network/networksecuritygroups", self.cluster)
+        return list(group["properties"]["securityRules"])
+
 
 @pytest.fixture
 def account(azurite_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
@@ -140,9 +150,17 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
     account.up(nodes="1")
     (first,) = account.machines()
     token = account.spec().token
-    account.up(nodes="1:3")
+    told, sent = account.told(), len(account.api.asked)
+    account.up("--idle-minutes", "60", "--ssh-from", "203.0.113.7/32", nodes="1:3")
     assert len(account.machines()) == 3 and first in account.machines()
     assert account.spec().token == token
+    assert account.told() != told, "new machines are told what the old ones were"
+    (rule,) = [one for one in account.rules() if one["name"] == "ssh"]
+    assert rule["sourceAddressPrefix"] == "203.0.113.7/32"
+    # All of the set is sent, with the number that it had; then it is asked to grow.
+    sizes = [int(body["sku"]["capacity"]) for _, _, body in account.api.asked[sent:] if body and "sku" in body]
+    assert sizes == [1, 3]
+    assert account.declared("VirtualMachineScaleSet")["sku"]["capacity"] == 1
 
     account.there.take(account.cluster, account.machines()[1])
     account.there.take(account.cluster, account.machines()[1])

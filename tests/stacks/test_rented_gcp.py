@@ -2,7 +2,7 @@
 program, with a program that stands in for Pulumi's CLI (``pulumi_cli``), a project on loopback that holds what is made
 in it (``google_held``), and our own server for its bucket. The test plays the machines.
 
-What the project cannot do: change or replace a thing that is there, and wait for anything.
+What the project cannot do: change what no `up` of these tests changes, and wait for anything.
 """
 
 from __future__ import annotations
@@ -97,8 +97,16 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
     owner.up(nodes="1")
     (first,) = owner.machines()
     token = owner.spec().token
-    owner.up(nodes="1:3")
+    (template,) = owner.held.of("instanceTemplates")
+    owner.up("--idle-minutes", "60", "--ssh-from", "203.0.113.7/32", nodes="1:3")
     assert len(owner.machines()) == 3 and first in owner.machines()
+    (new,) = owner.held.of("instanceTemplates")
+    assert new["name"] != template["name"]
+    (version,) = owner.held.things[owner.group()]["versions"]
+    assert version["instanceTemplate"] == new["selfLink"]
+    assert owner.declared("InstanceGroupManager")["versions"] == [version]
+    (rule,) = [one for one in owner.held.of("firewalls") if one["name"].endswith("-ssh")]
+    assert rule["sourceRanges"] == ["203.0.113.7/32"]
     assert owner.spec().token == token
 
     owner.held.resize(owner.group(), 1)
