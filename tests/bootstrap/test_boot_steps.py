@@ -169,10 +169,14 @@ run([hang], root, lambda *_: None)
 def test_a_program_that_cannot_be_killed_holds_no_step_beyond_its_limit(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     command = [sys.executable, "-c", _HANGS, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: pid.exists() and pid.read_text(), "the program")
-        with held(int(pid.read_text())):
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: pid.exists() and pid.read_text(), "the program")
+    with held(int(pid.read_text())):
+        try:
             _, said = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            lose_power(process)
+            raise
     assert said.endswith("Failed: hang: took longer than 2 s\n")
 
 
