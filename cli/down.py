@@ -97,8 +97,9 @@ def _take_away(access: Access, *, force: bool) -> list[str]:
     from gpuctl.cli.renting import renting
     from gpuctl.stacks import last_up
 
-    with renting() as rented:
-        return rented.down(last_up.of(access.cluster.name).request, force=force)
+    last = last_up.of(access.cluster.name)
+    with renting(last.backend) as rented:
+        return rented.down(last.request, force=force)
 
 
 def _tell_what_stays(store: Bucket) -> None:

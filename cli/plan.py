@@ -18,6 +18,7 @@ from gpuctl.cli.options import parse_flag, text_option, whole_number
 from gpuctl.cli.settings import Settings
 from gpuctl.cli.terminal import out, say, table
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.refusals import shown
 from gpuctl.stacks import known, last_up
 from gpuctl.stacks.cloud import cloud
 from gpuctl.stacks.last_up import LastUp
@@ -58,6 +59,11 @@ class MachineFlags:
     image: str | None = None
     placement: bool | None = None
 
+    @property
+    def is_me(self) -> bool:
+        """Whoever types this may log in, from where that is."""
+        return self.ssh_from == "me"
+
     def given(self) -> list[str]:
         """Their names."""
         named: dict[str, str | bool | None] = {
@@ -94,6 +100,21 @@ def last_of(settings: Settings) -> LastUp | None:
     """What this cluster was asked for last, if it was of the same cloud."""
     found = last_up.find(settings.cluster)
     return found if found and found.request.provider == settings.provider else None
+
+
+def backend_of(settings: Settings, last: LastUp | None) -> str:
+    """Where Pulumi's state is: where it was, if the cluster is known. Raises ``BadInput`` for another one: a stack that
+    is not there would be made a second time."""
+    told = settings.backend or ""
+    if last is None:
+        return told
+    if settings.found["backend"].source != "default" and told != last.backend:
+        was, asked = (shown(url) or "a folder on this machine" for url in (last.backend, told))
+        raise BadInput(
+            f"Pulumi's state of {settings.cluster} is at {was}, and not at {asked}",
+            "leave --backend out, or run `gpuctl down` first",
+        )
+    return last.backend
 
 
 def request_of(settings: Settings, provider: CloudName, flags: MachineFlags, last: LastUp | None) -> StackRequest:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from gpuctl.cli.my_address import STANDS_FOR_IT, my_network
 from gpuctl.cli.options import parse_flag
-from gpuctl.cli.plan import MachineFlags, as_json, last_of, request_of, show
+from gpuctl.cli.plan import MachineFlags, as_json, backend_of, last_of, request_of, show
 from gpuctl.cli.settings import Settings
 from gpuctl.cli.terminal import confirm, count, out_json, say, styled
 from gpuctl.cluster.errors import BadInput, GpuctlError
@@ -84,34 +86,47 @@ def rent(settings: Settings, provider: CloudName, machines: MachineFlags, flags:
     from gpuctl.stacks.rented import told
 
     last = last_of(settings)
-    request = request_of(settings, provider, machines, last)
+    backend = backend_of(settings, last)
+    request = request_of(settings, provider, _from_here(machines, flags), last)
     terms = flags.of_nodes(settings.slots, last)
-    _plan(told(request, package.build().package, terms), flags)
+    unchecked = [f"your public address ({STANDS_FOR_IT} stands for it)"] if flags.dry_run and machines.is_me else []
+    _plan(told(request, package.build().package, terms), flags, unchecked)
     if flags.dry_run:
         return None
     from gpuctl.stacks.engine import found_cli
 
     found_cli()  # before the question: without it, the answer is of no use
     _refuse_what_the_cloud_would(request)
-    with renting() as rented:
+    with renting(backend) as rented:
         wait_s = 60 * (WAIT_MINUTES if wait is None else wait)
         return rented.up(request, terms, wait_s=wait_s, force=flags.force, confirm=lambda: _ask(flags))
 
 
 @contextmanager
-def renting() -> Iterator[Rented]:
-    """With everything that changes in the cloud shown on standard error."""
+def renting(backend: str = "") -> Iterator[Rented]:
+    """With everything that changes in the cloud shown on standard error. ``backend``: see ``engine.Engine``."""
     from gpuctl.stacks.engine import Engine
     from gpuctl.stacks.rented import Rented
 
     with _shown() as on_progress:
-        yield Rented(lambda cluster: Engine(cluster, on_progress=on_progress), say)
+        yield Rented(lambda cluster: Engine(cluster, backend=backend, on_progress=on_progress), say, backend=backend)
 
 
-def _plan(request: StackRequest, flags: TermFlags) -> None:
+def _from_here(machines: MachineFlags, flags: TermFlags) -> MachineFlags:
+    """With a network for ``--ssh-from me``. A plan is made offline: another one stands for it there."""
+    if not machines.is_me:
+        return machines
+    network = STANDS_FOR_IT if flags.dry_run else my_network()
+    if not flags.dry_run:
+        say(f"--ssh-from me: {network}")
+    return dataclasses.replace(machines, ssh_from=network)
+
+
+def _plan(request: StackRequest, flags: TermFlags, unchecked: Sequence[str]) -> None:
     from gpuctl.stacks.planning import plan  # brings Pulumi
 
     made = plan(request)
+    made = replace(made, unchecked=(*made.unchecked, *unchecked))
     if flags.as_json:
         out_json(as_json(made))
     else:

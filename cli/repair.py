@@ -32,6 +32,6 @@ def verb(
         raise BadInput(f"{access.cluster.name} is no rented cluster", "`gpuctl up` mends it")
     given = parse_flag("--wait", wait, minutes)
     last = last_up.of(access.cluster.name)
-    with renting() as rented:
+    with renting(last.backend) as rented:
         rented.repair(last, wait_s=60 * (WAIT_MINUTES if given is None else given), force=force)
     out(f"cluster {access.cluster.name} is whole")

@@ -53,6 +53,7 @@ class Settings:
     nodes: tuple[int, int]
     slots: int | None
     bucket: str | None
+    backend: str | None
     max_restarts: int
     nproc: int | None
     image: str | None
@@ -153,6 +154,12 @@ def _image(text: str) -> str:
     return text
 
 
+def _backend(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://\S+", text):
+        raise ValueError("is not a URL that `pulumi login` takes; use one such as s3://bucket")
+    return text
+
+
 def _text(text: str) -> str:
     return text
 
@@ -168,6 +175,7 @@ KEYS = (
     Key("nodes", parse_nodes, "1", "Nodes of the cluster: a number, or fewest:most."),
     Key("slots", whole_number(1), "", "Worker processes per node; unset: one per GPU, else 1."),
     Key("bucket", _text, "", "URL of the bucket; unset: the provider chooses one."),
+    Key("backend", _backend, "", "URL of where Pulumi keeps its state; unset: a folder on this machine."),
     Key("max_restarts", whole_number(0), "0", "Times a script that fails is started again; lost nodes do not count."),
     Key("nproc", whole_number(1), "", "Worker processes per node of a job; unset: the node's slots."),
     Key("image", _image, "", "Container image for a job's workers; unset: the node itself."),

@@ -34,6 +34,9 @@ def verb(
     bucket: Annotated[
         str | None, text_option("--bucket", metavar="URL", about="Where its state and checkpoints go.")
     ] = None,
+    backend: Annotated[
+        str | None, text_option("--backend", metavar="URL", about="Where Pulumi keeps its state (default: here).")
+    ] = None,
     machine_type: Type = None,
     gpu: Gpu = None,
     gpus: Gpus = None,
@@ -41,7 +44,7 @@ def verb(
     zone: Zone = None,
     spot: Spot = None,
     ssh_from: Annotated[
-        str | None, text_option("--ssh-from", metavar="NETWORK", about="Who may log in, such as 203.0.113.7/32.")
+        str | None, text_option("--ssh-from", metavar="me|NETWORK", about="Who may log in, such as 203.0.113.7/32.")
     ] = None,
     ssh_key: Annotated[
         str | None, text_option("--ssh-key", metavar="FILE", about="Public key (default: ~/.ssh/id_ed25519.pub).")
@@ -84,7 +87,7 @@ def verb(
     """
     as_json = wants_json(output)
     flags = {"cluster": cluster, "provider": provider, "nodes": nodes, "slots": slots, "bucket": bucket}
-    settings = standing(load(flags | {"hosts": hosts}))
+    settings = standing(load(flags | {"backend": backend, "hosts": hosts}))
     if hosts is not None and settings.provider != "ssh":
         raise BadInput("--hosts is for machines of your own", "add --provider ssh")
     machines = MachineFlags(
@@ -98,7 +101,7 @@ def verb(
         if rented is not None:
             _tell(rented, settings.nodes)
         return
-    if refused := [*machines.given(), *terms.given()]:
+    if refused := [*machines.given(), *terms.given(), *(["--backend"] if backend else [])]:
         raise BadInput(f"{refused[0]} is for clouds", f"add --provider, one of: {', '.join(CLOUDS)}")
     from gpuctl.stacks.provider import UpRequest
     from gpuctl.stacks.provider import provider as provider_named

@@ -135,7 +135,7 @@ class Engine:
             program=declare,
             env_vars={
                 "PULUMI_BACKEND_URL": self._backend or f"file://{private_folder(folder / 'state')}",
-                "PULUMI_CONFIG_PASSPHRASE": passphrase(),
+                "PULUMI_CONFIG_PASSPHRASE": passphrase(self._backend),
                 "PULUMI_SKIP_UPDATE_CHECK": "true",
             },
             secrets_provider="passphrase",

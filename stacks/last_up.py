@@ -32,6 +32,8 @@ class NodeTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LastUp(msgspec.Struct, frozen=True, kw_only=True):
     request: StackRequest
     terms: NodeTerms
+    backend: str = ""
+    """URL of where Pulumi's state of it is; empty: a folder on this machine (see ``engine``)."""
 
 
 def remember(up: LastUp) -> None:

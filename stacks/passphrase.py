@@ -1,4 +1,5 @@
-"""What Pulumi's states are sealed with: one passphrase for all of them, which only this user can read."""
+"""What Pulumi's states are sealed with: one passphrase for all of them, which only this user can read. Where others
+share them, one that they agree on."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.known import make_state_dir, state_dir
 
 
-def passphrase() -> str:
-    """Made when it is first asked for; the states cannot be read without it. Raises ``GpuctlError`` if the file has
-    been emptied: another one would lock the user out of every state there is."""
+def passphrase(backend: str = "") -> str:
+    """Made when it is first asked for; the states cannot be read without it. Where a ``backend`` is named,
+    ``PULUMI_CONFIG_PASSPHRASE`` goes before. Raises ``GpuctlError`` if the file has been emptied: another one would
+    lock the user out of every state there is."""
+    if backend and (agreed := os.environ.get("PULUMI_CONFIG_PASSPHRASE")):
+        return agreed
     folder = private_folder(state_dir() / "pulumi")
     path = folder / ".passphrase"
     if not path.exists():

@@ -59,11 +59,13 @@ class Rented:
         engine: Callable[[str], Changes],
         say: Say,
         *,
+        backend: str = "",
         pause: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``engine`` gives that of a cluster by its name."""
+        """``engine`` gives that of a cluster by its name; ``backend`` is where its state is (see ``last_up``)."""
         self._engine = engine
+        self._backend = backend
         self._say = say
         self._pause = pause
         self._now = now
@@ -166,7 +168,7 @@ class Rented:
         url = request.bucket_url()
         request = msgspec.structs.replace(told(request, built.package, terms), bucket=_kept(request, engine))
         made = KnownCluster(name=request.cluster, provider=request.provider, bucket=url, created_at=time.time())
-        last_up.remember(LastUp(request=request, terms=terms))
+        last_up.remember(LastUp(request=request, terms=terms, backend=self._backend))
         known.remember(made)
         outputs = engine.up(request, force=force)
         bucket = self._opened(str(outputs["bucket"]))

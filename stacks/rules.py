@@ -145,7 +145,7 @@ def _slow_network(draft: Draft) -> tuple[str, str] | None:
 
 def _nobody_may_enter(draft: Draft) -> tuple[str, str] | None:
     if not draft.request.ssh_from:
-        return "nobody may log in to the machines", "--ssh-from names a network that may"
+        return "nobody may log in to the machines", "--ssh-from me lets you; or name a network"
     return None
 
 

@@ -97,6 +97,7 @@ def test_a_file_of_bytes_is_refused(tmp_path: Path) -> None:
         ({"nodes": "abc"}, {}, "--nodes abc is not a number of nodes; use one such as 4"),
         ({"max_restarts": "-1"}, {}, "--max-restarts -1 is too few; use 0 or more"),
         ({}, {"GPUCTL_NPROC": "0"}, "GPUCTL_NPROC=0 is too few; use 1 or more"),
+        ({}, {"GPUCTL_BACKEND": "team-state"}, "GPUCTL_BACKEND=team-state is not a URL that `pulumi login` takes; use"),
         ({"image": "--privileged"}, {}, "--image --privileged is not the name of an image"),
         ({}, {"GPUCTL_IMAGE": "two words"}, "GPUCTL_IMAGE=two words is not the name of an image; use one such as"),
         ({"env": ["A"]}, {}, "--env A is not NAME=VALUE"),
