@@ -85,10 +85,18 @@ class Engine:
         self._on_progress = on_progress
 
     def up(self, request: StackRequest, *, force: bool = False) -> dict[str, Any]:
-        """Make what is missing, change what is different. Returns the stack's outputs (see ``cloud.Cloud``)."""
+        """Make what is missing, change what is different. Returns the stack's outputs (see ``cloud.Cloud``).
+
+        What was replaced and is still in use, such as a template while Google has machines of it, is no failure: it is
+        the last thing that Pulumi is at, and the next ``up`` or ``destroy`` tries again to take it away."""
         stack = self._stack(inline(request))
         self._settle(stack, force)
-        done = self._change(stack, lambda heard: stack.up(on_event=heard, color="never"), force)
+        try:
+            done = self._change(stack, lambda heard: stack.up(on_event=heard, color="never"), force)
+        except StackFailed as failed:
+            if failed.kind is not Failure.LEFT:
+                raise
+            return self.outputs()
         return {name: output.value for name, output in done.outputs.items()}
 
     def preview(self, request: StackRequest) -> dict[str, int]:

@@ -23,6 +23,8 @@ class Failure(StrEnum):
 
     RESOURCE = "resource"
     """A cloud refused something. The state knows what is there: the next ``up`` goes on from it."""
+    LEFT = "left"
+    """All that is wanted is there. What it has replaced is still in use, and could not be taken away yet."""
     CANCELLED = "cancelled"
     BUSY = "busy"
     """Another update goes on, on this machine: nothing clears its lock while it lives."""
@@ -122,7 +124,8 @@ def failure(cluster: str, written: str, refusals: Sequence[Refusal], left: Seque
         return StackFailed(Failure.CANCELLED, f"the change of {cluster} was cancelled half-way", next_step, left)
     if refusals:
         more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-        return StackFailed(Failure.RESOURCE, f"{refusals[0]}{more}", next_step, left)
+        kind = Failure.LEFT if all(one.operation == "delete-replaced" for one in refusals) else Failure.RESOURCE
+        return StackFailed(kind, f"{refusals[0]}{more}", next_step, left)
     return StackFailed(Failure.OTHER, f"{cluster} could not be changed: {_last_error(written)}", next_step, left)
 
 

@@ -200,7 +200,7 @@ class Rented:
                 engine.destroy(force=force)
                 return
             except StackFailed as failed:
-                if failed.kind is not Failure.RESOURCE:
+                if failed.kind not in (Failure.RESOURCE, Failure.LEFT):
                     raise
                 self._say(f"not yet: {failed.message}; trying again in {late_s:.0f} s")
             self._pause(late_s)

@@ -218,7 +218,13 @@ def _failed(id_: str) -> Thing:
 
 def _thing(path: str, sent: Thing) -> Thing:
     properties = {"provisioningState": "Succeeded", **sent.get("properties", {})}
-    return {**copy.deepcopy(sent), "id": path, "name": path.rpartition("/")[2], "type": _type(path), "properties": properties}
+    return {
+        **copy.deepcopy(sent),
+        "id": path,
+        "name": path.rpartition("/")[2],
+        "type": _type(path),
+        "properties": properties,
+    }
 
 
 def _type(path: str) -> str:

@@ -1,7 +1,8 @@
 """What a project of Google Cloud holds: things that are made, listed and taken away by requests, as Compute Engine, IAM
 and Resource Manager have them, and groups whose machines come when they are asked for.
 
-A thing that another one names is not deleted. Operations are done at once.
+A thing that another one names is not deleted, nor is a template that machines of a group were made from: they would be
+made again from it. Operations are done at once.
 """
 
 from __future__ import annotations
@@ -198,7 +199,8 @@ class Held:
         template = str(self.things[group]["versions"][0]["instanceTemplate"]).removeprefix(URL.removesuffix(OF_ALL))
         made = self.things[template]["properties"]
         instance = f"{OF_ALL}/zones/{zone}/instances/{name}"
-        self.add(instance, {**made, "status": "RUNNING"})
+        origin = {"items": [{"key": "instance-template", "value": template}]}
+        self.add(instance, {**made, "status": "RUNNING", "metadata": origin})
         self._groups[instance] = group
         disk = {"labels": made["labels"], "users": [f"{URL.removesuffix(OF_ALL)}{instance}"]}
         self.add(f"{OF_ALL}/zones/{zone}/disks/{name}", {**disk, "sizeGb": "200", "type": "x/pd-balanced"})

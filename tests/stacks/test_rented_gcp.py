@@ -100,8 +100,8 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
     (template,) = owner.held.of("instanceTemplates")
     owner.up("--idle-minutes", "60", "--ssh-from", "203.0.113.7/32", nodes="1:3")
     assert len(owner.machines()) == 3 and first in owner.machines()
-    (new,) = owner.held.of("instanceTemplates")
-    assert new["name"] != template["name"]
+    old, new = owner.held.of("instanceTemplates")
+    assert old == template, "the first machine is still of it, and is made of it again"
     (version,) = owner.held.things[owner.group()]["versions"]
     assert version["instanceTemplate"] == new["selfLink"]
     assert owner.declared("InstanceGroupManager")["versions"] == [version]
@@ -118,6 +118,7 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
     owner.held.delete(owner.group())
     assert owner.run("repair").stdout == f"cluster {owner.cluster} is whole\n"
     assert (owner.zone(), len(owner.machines())) == (FIRST, 2)
+    assert list(owner.held.of("instanceTemplates")) == [new]
 
     url = owner.known().bucket
     owner.run("down", "-y")
