@@ -6,11 +6,14 @@ import contextlib
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpuctl.bootstrap.boot.idle import BOOT_S, CLAIM_S, EVERY_S, GpuUse, cpu_seconds, sessions, watch
@@ -251,9 +254,28 @@ def test_gpus_that_do_not_answer_keep_no_machine_and_are_not_asked_twice_at_once
     wait_for(lambda: use() == 40.0, "an answer, once that process has ended")
 
 
+@dataclass(frozen=True)
+class Sshd:
+    """A real one, that lets ``key`` in."""
+
+    port: int
+    pid: int
+
+    def sessions(self, folder: Path) -> int:
+        """As ``idle.sessions`` counts them, of this one alone: the machine may have others. ``folder`` is for links."""
+        with tempfile.TemporaryDirectory(dir=folder) as root:
+            proc = Path(root, "proc")
+            proc.mkdir()
+            for child in psutil.Process(self.pid).children(recursive=True):
+                (proc / str(child.pid)).symlink_to(f"/proc/{child.pid}")
+            return sessions(Path(root))
+
+    def await_sessions(self, folder: Path, number: int) -> None:
+        wait_for(lambda: self.sessions(folder) == number, f"{number} sessions")
+
+
 @pytest.fixture
-def sshd(tmp_path: Path) -> Iterator[int]:
-    """Port of a real sshd that lets ``key`` in."""
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
     program = Path("/usr/sbin/sshd")
     if not program.exists() or os.geteuid() != 0:
         pytest.skip("needs sshd, and root to run it")
@@ -272,7 +294,7 @@ def sshd(tmp_path: Path) -> Iterator[int]:
     flags = [flag for option in options for flag in ("-o", option)]
     server = subprocess.Popen([str(program), "-D", "-e", "-f", "/dev/null", *flags], stderr=subprocess.DEVNULL)
     try:
-        yield port
+        yield Sshd(port, server.pid)
     finally:
         server.terminate()
         server.wait(10)
@@ -285,35 +307,26 @@ def _in(path: Path, port: int, *how: str) -> list[str]:
     return ["ssh", "-F", "none", "-i", str(path / "key"), "-p", str(port), *flags, *how]
 
 
-def test_a_real_login_counts_and_only_while_it_lasts(sshd: int, tmp_path: Path) -> None:
-    before = sessions(Path("/"))
-    command = _in(tmp_path, sshd, "root@127.0.0.1", "echo in; cat")
+def test_a_real_login_counts_and_only_while_it_lasts(sshd: Sshd, tmp_path: Path) -> None:
+    command = _in(tmp_path, sshd.port, "root@127.0.0.1", "echo in; cat")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as login:
         assert login.stdin and login.stdout
         assert login.stdout.readline() == "in\n"
-        assert sessions(Path("/")) == before + 1
+        assert sshd.sessions(tmp_path) == 1
         login.stdin.close()
         login.wait(20)
-    _await_sessions(before)
+    sshd.await_sessions(tmp_path, 0)
 
 
-def test_who_only_forwards_a_port_is_logged_in_too(sshd: int, tmp_path: Path) -> None:
+def test_who_only_forwards_a_port_is_logged_in_too(sshd: Sshd, tmp_path: Path) -> None:
     """As ``gpuctl forward`` does; that it is in, ssh tells by its ``LocalCommand``."""
-    before = sessions(Path("/"))
     told = ("-o", "PermitLocalCommand=yes", "-o", "LocalCommand=echo in")
-    command = _in(tmp_path, sshd, "-N", "-T", "-L", f"{tmp_path}/local:127.0.0.1:9", *told, "root@127.0.0.1")
+    command = _in(tmp_path, sshd.port, "-N", "-T", "-L", f"{tmp_path}/local:127.0.0.1:9", *told, "root@127.0.0.1")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as login:
         assert login.stdout
         try:
             assert login.stdout.readline() == "in\n"
-            _await_sessions(before + 1)
+            sshd.await_sessions(tmp_path, 1)
         finally:
             login.terminate()
-    _await_sessions(before)
-
-
-def _await_sessions(number: int) -> None:
-    deadline = time.monotonic() + 10
-    while sessions(Path("/")) != number:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    sshd.await_sessions(tmp_path, 0)
