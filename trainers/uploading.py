@@ -152,8 +152,8 @@ def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list
 
     Not a ``ThreadPoolExecutor``, which takes no work once the main thread has ended: a last save goes on then.
     """
-    todo = list(items)
-    waiting = iter(enumerate(todo))
+    counted = itertools.count()
+    waiting = zip(items, counted, strict=False)  # one by one: an item may hold much memory
     lock = threading.Lock()
     results: dict[int, U] = {}
     failures: list[BaseException] = []
@@ -166,7 +166,7 @@ def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list
                     numbered = next(waiting, None)
                 if numbered is None or failures:
                     return
-                number, item = numbered
+                item, number = numbered
                 results[number] = call(item)
             except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
                 failures.append(error)
@@ -178,7 +178,7 @@ def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list
         worker.join()
     if failures:
         raise failures[0]
-    return [results[number] for number in range(len(todo))]
+    return [results[number] for number in range(next(counted))]
 
 
 def give_way() -> None:
