@@ -280,6 +280,15 @@ def test_another_backend_is_passed_on() -> None:
     assert cli.env["PULUMI_BACKEND_URL"] == "s3://team-state?region=eu-west-1"
 
 
+def test_a_backend_that_others_share_has_the_passphrase_that_they_agreed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "agreed")
+    cli = _cli(up=[Scene("up"), Scene("up")])
+    Engine("demo", backend="s3://team-state", command=cli).up(asked("aws"))
+    assert cli.env["PULUMI_CONFIG_PASSPHRASE"] == "agreed"
+    Engine("other", command=cli).up(asked("aws"))
+    assert cli.env["PULUMI_CONFIG_PASSPHRASE"] != "agreed"
+
+
 def test_the_passphrase_is_made_once_and_never_empty() -> None:
     cli = _cli(up=[Scene("up"), Scene("up")])
     Engine("demo", command=cli).up(asked("aws"))
