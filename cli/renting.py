@@ -213,7 +213,15 @@ class _Table:
         return Text.from_ansi("\n".join(told))
 
 
-_PAST = {"create": "created", "update": "updated", "delete": "deleted", "refresh": "read", "replace": "replaced"}
+_PAST = {
+    "create": "created",
+    "create-replacement": "created",
+    "update": "updated",
+    "delete": "deleted",
+    "delete-replaced": "deleted",
+    "refresh": "read",
+    "replace": "replaced",
+}
 
 
 def _line(step: Progress) -> str:
