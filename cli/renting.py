@@ -198,7 +198,7 @@ class _Table:
             return
         self._running.pop(place, None)
         if step.state == "done":
-            self._done[step.operation] += 1
+            self._done[_past(step.operation)] += 1
         else:
             self._failed.append(step)
 
@@ -209,7 +209,7 @@ class _Table:
         told = [_line(step) for step in list(self._failed)]
         told += [f"{_line(step)} … {now - since:.0f} s" for step, since in list(self._running.values())]
         if self._done:
-            told.append(", ".join(f"{many} {_PAST.get(verb, verb)}" for verb, many in sorted(self._done.items())))
+            told.append(", ".join(f"{many} {verb}" for verb, many in sorted(self._done.items())))
         return Text.from_ansi("\n".join(told))
 
 
@@ -224,9 +224,13 @@ _PAST = {
 }
 
 
+def _past(verb: str) -> str:
+    return _PAST.get(verb, verb)
+
+
 def _line(step: Progress) -> str:
     kind = step.type.rpartition(":")[2]
     if step.state == "failed":
         return styled(f"{step.operation} {kind} {step.name} failed: {step.error}", "red", sys.stderr)
-    verb = _PAST.get(step.operation, step.operation) if step.state == "done" else step.operation
+    verb = _past(step.operation) if step.state == "done" else step.operation
     return f"{verb} {kind} {step.name}"
