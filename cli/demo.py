@@ -33,7 +33,7 @@ _ACCURACY_TOLERANCE = 0.01
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=600, help="Optimizer steps of each run.")] = 2000,
+    steps: Annotated[int, typer.Option(min=1000, help="Optimizer steps of each run.")] = 2000,
     picture: Annotated[Path, typer.Option(help="Where to put the picture.")] = Path("demo.png"),
 ) -> None:
     """Train on four local nodes and lose two of them on the way."""

@@ -18,12 +18,12 @@ def at_a_terminal(
     args: Sequence[str], folder: Path, env: Mapping[str, str], *, columns: int = 100, typed: str = ""
 ) -> tuple[int, str]:
     """The exit code of ``gpuctl args``, and what it shows on a terminal so wide, with whatever is ``typed`` once it
-    asks."""
+    asks. What terminal it is, ``env`` says (``TERM``)."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "gpuctl.cli.main", *args],
         cwd=folder,
-        env={**env, "TERM": "xterm-256color", "COLUMNS": str(columns)},
+        env={**env, "COLUMNS": str(columns)},
         stdin=follower,
         stdout=follower,
         stderr=follower,

@@ -15,7 +15,7 @@ from tests.cli.written import WrittenCluster
 
 def on_a_terminal(cluster: WrittenCluster, args: Sequence[str], columns: int, *, typed: str = "", **env: str) -> str:
     """What ``gpuctl args`` shows on a terminal so wide, with whatever is ``typed`` once it asks."""
-    told = {**cluster.env, "NO_COLOR": "", **env}
+    told = {**cluster.env, "NO_COLOR": "", "TERM": "xterm-256color", **env}
     return person.at_a_terminal(args, cluster.work, told, columns=columns, typed=typed)[1]
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from gpuctl.stacks import processes
 from tests.e2e.machine import Cluster
 
 
+@pytest.mark.timeout(360)
 def test_the_demo_keeps_its_promises_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
-    done = cluster.run("demo", "--steps", "600", "--picture", str(picture), timeout=170)
+    done = cluster.run("demo", "--steps", "1000", "--picture", str(picture), timeout=300)
     last = done.stdout.splitlines()[-1]
     said = re.fullmatch(
         r"demo: ok accuracy=(0\.\d+) undisturbed=(0\.\d+) steps_redone_notice=0 steps_redone_kill=(\d+)"

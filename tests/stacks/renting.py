@@ -56,7 +56,8 @@ class User(ABC):
 
     def at_a_terminal(self, *args: str, typed: str) -> tuple[int, str]:
         """The exit code, and what it shows."""
-        code, shown = person.at_a_terminal([*args, "--cluster", self.cluster], self.folder, self.env, typed=typed)
+        env = self.env | {"TERM": "xterm-256color"}
+        code, shown = person.at_a_terminal([*args, "--cluster", self.cluster], self.folder, env, typed=typed)
         return code, person.plain(shown)
 
     def known(self) -> KnownCluster:

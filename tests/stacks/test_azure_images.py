@@ -22,6 +22,7 @@ VERSIONS = (
     "providers/microsoft.compute/locations/eastus/publishers/microsoft-dsvm/artifacttypes/vmimage/offers/ubuntu-hpc"
     "/skus/2404/versions"
 )
+SCALE_SET = "resourcegroups/gpuctl-demo/providers/microsoft.compute/virtualmachinescalesets/gpuctl-demo"
 
 
 @pytest.fixture
@@ -56,18 +57,21 @@ class LoggedIn(pulumi.runtime.Mocks):
     """Pulumi's engine, of a user with a subscription."""
 
     def __init__(self) -> None:
-        self.images: list[Any] = []
+        self.sets: list[Any] = []
 
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         if args.typ.endswith(":VirtualMachineScaleSet"):
-            self.images.append(args.inputs["virtualMachineProfile"]["storageProfile"]["imageReference"])
+            self.sets.append(args.inputs)
         return args.name, {"name": args.name, "principalId": "p"}
 
     def call(self, args: pulumi.runtime.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         return {**args.args, "subscriptionId": SUBSCRIPTION, "objectId": "me"}, []
 
 
-def test_a_scale_set_is_never_told_latest(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_set_is_told_a_version_and_the_number_of_machines_that_it_has(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.answers[SCALE_SET] = [200, {"name": "gpuctl-demo", "sku": {"name": "Standard_ND96asr_v4", "capacity": 3}}]
     for name, value in environment(tmp_path, api).items():
         monkeypatch.setenv(name, value)
     engine = LoggedIn()
@@ -78,8 +82,9 @@ def test_a_scale_set_is_never_told_latest(api: Api, tmp_path: Path, monkeypatch:
         await run_pulumi_func(lambda: declare(asked("azure")))
 
     asyncio.run(run())
-    (told,) = engine.images
-    assert told == {
+    (told,) = engine.sets
+    assert told["sku"]["capacity"] == 3
+    assert told["virtualMachineProfile"]["storageProfile"]["imageReference"] == {
         "publisher": "microsoft-dsvm",
         "offer": "ubuntu-hpc",
         "sku": "2404",
