@@ -214,9 +214,7 @@ class Cloud(Cluster):
 
     def rank0(self) -> str:
         """By the ledger: what was lost has left its heartbeat behind."""
-        held = Ledger(self.bucket, layout.RANK0, Rank0).read().value
-        assert held is not None
-        return held.node
+        return self.wait(lambda: Ledger(self.bucket, layout.RANK0, Rank0).read().value, "a rank 0").node
 
     def booted(self, instance: Instance) -> BootReport | None:
         """What its boot has told the bucket so far."""

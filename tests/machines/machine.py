@@ -243,7 +243,8 @@ def _network_files(name: str, address: str) -> dict[str, str]:
         "/etc/hosts": f"127.0.0.1 localhost\n{address} {name}\n",
         "/etc/systemd/network/10-host0.network": (
             f"[Match]\nName=host0\n[Network]\nAddress={address}/24\nGateway={HOST}\n"
-            "LinkLocalAddressing=no\nIPv6AcceptRA=no\n"
+            # Else a machine that was frozen wakes to a cable out and in again, which costs it now and then its route.
+            "LinkLocalAddressing=no\nIPv6AcceptRA=no\nIgnoreCarrierLoss=yes\n"
         ),
     }
 
