@@ -28,8 +28,9 @@ from gpuctl.trainers.gathering import Gathering
 from gpuctl.trainers.reports import Report, manifest_of, report_of
 from gpuctl.trainers.shares import Share
 from gpuctl.trainers.staging import Laid, Staging
+from gpuctl.trainers.threads import give_way
 from gpuctl.trainers.tiers import Tiers
-from gpuctl.trainers.uploading import CalledOff, Uploader, give_way, persist
+from gpuctl.trainers.uploading import CalledOff, Uploader, persist
 from gpuctl.trainers.world import World
 
 Reason = Literal["asked", "interval", "notice"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,11 +19,16 @@ from gpuctl.cluster.manifest import Piece
 from gpuctl.trainers.raw import copy_bytes, copy_flat, flat_bytes, is_plain
 from gpuctl.trainers.shares import ALIGN, Share, Slice
 from gpuctl.trainers.state import Contents
+from gpuctl.trainers.threads import in_threads, spare_cores
 
 PART_BYTES = 16 << 20
 """Of a share of up to ``_MANY`` parts; beyond, they double, up to a bound: each costs a request, and readers memory."""
 _MOST_PART_BYTES = 64 << 20
 _MANY = 512
+_MOST_THREADS = 8
+"""That copy at once. One core does not use up what the memory can do, and the training stands meanwhile."""
+_WORTH_A_THREAD = 16 << 20
+_CUT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +105,24 @@ class Staging:
         self._settle()
         if self.bytes < laid.size:
             self._grow(laid.size)
-        with torch.no_grad():
-            on_gpu = False
-            for part, at in laid.slices:
-                local = _local(contents.tensors[part.name])
-                on_gpu |= local.is_cuda
-                here = self._buffer[at : at + part.high - part.low]
-                if is_plain(local):
-                    copy_flat(here, flat_bytes(local)[part.low : part.high], non_blocking=True)
-                else:  # row by row where it lies: the whole of it once more may be more memory than there is
-                    copy_bytes(local, part.low, part.high, here)
-            if on_gpu:
-                torch.cuda.synchronize()
+        copies = [
+            _Copy(
+                _local(contents.tensors[part.name]), part.low, part.high, self._buffer[at : at + part.high - part.low]
+            )
+            for part, at in laid.slices
+        ]
+        on_gpu = [copy for copy in copies if copy.tensor.is_cuda]
+        for copy in on_gpu:
+            copy.run()
+        on_host = [piece for copy in copies if not copy.tensor.is_cuda for piece in copy.cut()]
+        threads = min(_MOST_THREADS, spare_cores(torch.get_num_threads()), laid.size // _WORTH_A_THREAD)
+        if threads > 1:
+            in_threads(_Copy.run, on_host, threads)
+        else:
+            for copy in on_host:
+                copy.run()
+        if on_gpu:
+            torch.cuda.synchronize()
         view = memoryview(self._buffer.numpy())  # type: ignore[arg-type]  # numpy's stubs lag behind PEP 688
         for name, at, size in laid.values:
             view[at : at + size] = contents.values[name]
@@ -126,6 +137,29 @@ class Staging:
     def _grow(self, size: int) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)  # give the old one back first
         self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Bytes ``[low, high)`` of a tensor, to be put at ``to``."""
+
+    tensor: torch.Tensor
+    low: int
+    high: int
+    to: torch.Tensor
+
+    def cut(self) -> Iterator[_Copy]:
+        for low in range(self.low, self.high, _CUT_BYTES):
+            high = min(self.high, low + _CUT_BYTES)
+            yield _Copy(self.tensor, low, high, self.to[low - self.low : high - self.low])
+
+    def run(self) -> None:
+        """From a GPU it is only begun."""
+        with torch.no_grad():
+            if is_plain(self.tensor):
+                copy_flat(self.to, flat_bytes(self.tensor)[self.low : self.high], non_blocking=True)
+            else:  # row by row where it lies: the whole of it once more may be more memory than there is
+                copy_bytes(self.tensor, self.low, self.high, self.to)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

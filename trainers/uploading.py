@@ -6,7 +6,6 @@ bucket cannot take now it may take later: as long as nobody calls it off, an upl
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
@@ -20,9 +19,9 @@ import msgspec
 from gpuctl.cluster.bucket import PartStore
 from gpuctl.cluster.errors import BadInput, GpuctlError, StoreUnavailable
 from gpuctl.cluster.manifest import Part, blocks_of, digest
+from gpuctl.trainers.threads import give_way, in_threads
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 THREADS = max(4, min(8, 2 * (os.cpu_count() or 1)))
 """Uploads at once. Each keeps a part of a core busy: on two cores, eight take a quarter longer than four."""
@@ -30,8 +29,6 @@ _READS = 8
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _AFTER_END_S = 300.0
 """How long a process that has nothing else to do waits for a bucket that is away."""
-_NICE = 10
-"""Uploads give way to the training and to its data loaders."""
 
 Known = Mapping[tuple[int, tuple[str, ...]], Part]
 """Parts that are in the bucket, by size and digests."""
@@ -122,7 +119,7 @@ class Uploader:
             on_bytes(part.size)
             return msgspec.structs.replace(part, nodes=nodes)
 
-        return in_threads(put, keys_and_data, THREADS)
+        return in_threads(put, keys_and_data, THREADS, first=give_way)
 
 
 def persist(
@@ -144,44 +141,3 @@ def persist(
             if late or called_off.wait(pause_s):
                 raise CalledOff(error.message, error.hint) from error
     raise AssertionError("not reached")
-
-
-def in_threads(call: Callable[[T], U], items: Iterable[T], threads: int) -> list[U]:
-    """``call`` of each item, in order, in threads that give way to others. Raises what the first failure raised, once
-    no call is running any more.
-
-    Not a ``ThreadPoolExecutor``, which takes no work once the main thread has ended: a last save goes on then.
-    """
-    counted = itertools.count()
-    waiting = zip(items, counted, strict=False)  # one by one: an item may hold much memory
-    lock = threading.Lock()
-    results: dict[int, U] = {}
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        give_way()
-        while True:
-            try:
-                with lock:
-                    numbered = next(waiting, None)
-                if numbered is None or failures:
-                    return
-                item, number = numbered
-                results[number] = call(item)
-            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
-                failures.append(error)
-
-    workers = [threading.Thread(target=work, name=f"gpuctl-part-{n}") for n in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if failures:
-        raise failures[0]
-    return [results[number] for number in range(next(counted))]
-
-
-def give_way() -> None:
-    """Lower the priority of this thread alone, where the system can: Linux."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -45,6 +45,26 @@ def test_a_share_of_any_layout_is_copied_without_a_second_tensor(tensor: Tensor,
     assert b"".join(shares) == whole
 
 
+def test_several_threads_copy_a_large_share_and_each_byte_lies_where_it_belongs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    numbers = torch.randint(0, 256, (40 << 20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "large": numbers[: 33 << 20].view(torch.float32),
+        "small": numbers[:1001],
+        "turned": numbers[33 << 20 :].view(torch.int64).reshape(-1, 1024).t(),
+    }
+    contents = Contents(tensors, set(tensors), set(), {})
+    for world in (1, 2):
+        for rank in range(world):
+            laid, staging = laid_of(contents, rank, world), Staging()
+            data = staging.fill(laid, contents)
+            for part, at in laid.slices:
+                whole = flat_bytes(tensors[part.name].contiguous()).numpy().tobytes()
+                assert data[at : at + part.high - part.low] == whole[part.low : part.high], (part, rank)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("tensor", [transposed(), channels_last()], ids=["transposed", "channels last"])
 def test_a_share_on_a_gpu_of_any_layout_is_there_when_it_is_filled(tensor: Tensor) -> None:
