@@ -147,7 +147,10 @@ class Agent:
     def _turn(self) -> None:
         assert self._interpreter is not None
         self._interpreter.keep()
-        self._traces.show(works=self._active is not None, waits=bool(self._mingle.jobs))
+        active = self._active
+        # Not what the rounds say of it: without the bucket they say the same for ever.
+        works = active is not None and active.run.exit is None and not active.stall.stalled
+        self._traces.show(works=works, waits=bool(self._mingle.jobs))
         if self._notice is not None and not self._heard:
             self._hear(self._notice)
         if self._notice is not None and not self._heartbeat.told_of_notice:

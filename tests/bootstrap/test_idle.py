@@ -99,6 +99,19 @@ def bare(tmp_path: Path) -> Bare:
     return Bare(tmp_path)
 
 
+def test_the_kernel_finds_out_within_minutes_that_the_laptop_at_the_other_end_of_a_login_has_died(
+    bare: Bare,
+) -> None:
+    """By itself it asks after two hours; until then the dead login would keep the machine."""
+    knobs = bare.root / "proc/sys/net/ipv4"
+    knobs.mkdir(parents=True)
+    bare.run()
+    after_s, every_s, times = (
+        int((knobs / f"tcp_keepalive_{name}").read_text()) for name in ("time", "intvl", "probes")
+    )
+    assert 60 <= after_s + every_s * times <= 5 * MINUTE_S
+
+
 def test_a_machine_to_which_no_job_comes_leaves_after_the_minutes_it_was_given(bare: Bare) -> None:
     ((after, why),) = bare.run(minutes=15)[:1]
     assert after == pytest.approx(15, abs=0.6) and why == "idle for 15 minutes"

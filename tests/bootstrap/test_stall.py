@@ -73,6 +73,12 @@ def test_a_moment_of_work_starts_the_time_anew() -> None:
     )
 
 
+def test_a_worker_that_ends_is_something_that_happens() -> None:
+    """What it has used is gone with it, so that the others' work alone would look like less than none."""
+    ends_at_900 = _stalled_at(lambda now: Effort(2, 7, 500.0) if now < 900 else Effort(1, 7, 200.0))
+    assert ends_at_900 == pytest.approx(AFTER_S + 900, abs=20)
+
+
 def test_gpus_are_asked_only_where_nothing_else_goes_on() -> None:
     def asked() -> float:
         raise AssertionError
