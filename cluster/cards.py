@@ -1,7 +1,8 @@
-"""The network cards that bypass the kernel, as the kernel lists them below ``/sys/class/infiniband``.
+"""The cards that jobs run on, as the kernel lists them: GPUs that NVIDIA's driver has, and the network cards below
+``/sys/class/infiniband``, which bypass the kernel.
 
-Three kinds share that folder and must not be mixed up: AWS's EFA, InfiniBand, and Ethernet cards that can do RoCE. The
-last are on every Azure machine with accelerated networking, where they are no fabric at all.
+Three kinds of the latter share that folder and must not be mixed up: AWS's EFA, InfiniBand, and Ethernet cards that can
+do RoCE. The last are on every Azure machine with accelerated networking, where they are no fabric at all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ from pathlib import Path
 from gpuctl.cluster.network import Card, CardKind
 
 CLASS = Path("/sys/class/infiniband")
+GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def driven_gpus(folder: Path = GPUS) -> int:
+    """How many GPUs NVIDIA's driver has taken; none where it is not loaded."""
+    return len(list(folder.glob("*")))
 
 
 def found_cards(folder: Path = CLASS) -> tuple[Card, ...]:

@@ -42,6 +42,8 @@ class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Of 8 bytes, that came back as something else."""
     trouble: str = ""
     """What broke it off."""
+    unseen_gpus: int = 0
+    """GPUs of the node that torch does not see, so that only its CPU was there to try; ``trouble`` says why."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +140,14 @@ def slowest(pairs: Iterable[Measured]) -> Measured | None:
     return min((pair for pair in pairs if pair.seconds), key=lambda pair: pair.bus_gbs, default=None)
 
 
+_BLIND = "a torch for CPUs only, one that is too new for the driver (nvidia-smi), or a fabric manager that does not run"
+
+
 def _devices(devices: Sequence[DeviceCheck]) -> Iterable[Finding]:
+    blind = {one.node: f"the driver has {one.unseen_gpus}: {one.trouble}" for one in devices if one.unseen_gpus}
+    for node, told in blind.items():
+        yield Finding(severity="fail", what=f"{node}: torch finds no GPU, and {told}", cause=_BLIND)
+    devices = [one for one in devices if one.node not in blind]
     usual: dict[str, list[float]] = {}
     for one in devices:
         usual.setdefault(one.device, []).append(one.tflops)

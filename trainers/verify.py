@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from gpuctl.cluster import jobs, layout, reach
 from gpuctl.cluster.bucket import open_bucket
-from gpuctl.cluster.cards import found_cards
+from gpuctl.cluster.cards import driven_gpus, found_cards
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.network import Blocked
 from gpuctl.cluster.records import encode
@@ -127,17 +127,26 @@ class _Worker:
             blocked=blocked,
         )
         self._say(f"{len(self._nodes)} nodes, {self._size} workers, {self._backend}")
-        seconds = burn_in_s if self._backend == "nccl" else min(burn_in_s, _CPU_S)
-        self._exchange.tell("device", burn_in(self._context.node, self._rank, self._device, seconds))
-        found = msgspec.structs.replace(found, devices=tuple(self._exchange.all("device", DeviceCheck)))
+        self._exchange.tell("device", self._tried(burn_in_s))
+        devices = tuple(self._exchange.all("device", DeviceCheck))
+        found = msgspec.structs.replace(found, devices=devices)
         self._say("devices tried")
-        if not blocked and self._size > 1:
+        # One device that is lost and all wait for it; and it is the root of whatever would be found.
+        if not blocked and self._size > 1 and not any(one.trouble for one in devices):
             found = self._measure(found)
         self._exchange.tell("fabric", self._fabric())
         fabrics = self._exchange.all("fabric", NodeFabric)
         self._exchange.meet("end")  # rank 0's machine serves the store
         one_each = [fabric for fabric, place in zip(fabrics, self._places, strict=True) if place.local_rank == 0]
         return msgspec.structs.replace(found, fabrics=tuple(one_each)) if self._rank == 0 else None
+
+    def _tried(self, seconds: float) -> DeviceCheck:
+        if gpus := 0 if self._device.type == "cuda" else driven_gpus():
+            # Training would go on the CPU, at the price of the GPUs.
+            check = DeviceCheck(node=self._context.node, rank=self._rank, device="cpu", tflops=0.0, products=0)
+            return msgspec.structs.replace(check, unseen_gpus=gpus, trouble=_why_no_gpu())
+        most_s = seconds if self._device.type == "cuda" else min(seconds, _CPU_S)
+        return burn_in(self._context.node, self._rank, self._device, most_s)
 
     def _knock(self) -> tuple[Blocked, ...]:
         """Every node at every other one's door, on a port that the kernel chose, as collectives use them."""
@@ -224,6 +233,14 @@ class _Worker:
     def _say(self, line: str) -> None:
         if self._rank == 0:
             print(line, flush=True)
+
+
+def _why_no_gpu() -> str:
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # the latter of a build without CUDA
+        return str(error).splitlines()[0][:300]
+    return "it sees no device"
 
 
 def _nccl_said(folder: Path) -> str:

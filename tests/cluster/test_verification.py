@@ -184,3 +184,15 @@ def test_the_slowest_pair_is_one_that_was_measured() -> None:
     worst = slowest((*pairs, Measured(nodes=("x", "y"), ranks=2, bytes=1, trouble="failed")))
     assert worst is not None and worst.nodes == ("a", "c")
     assert slowest(()) is None
+
+
+def test_gpus_that_torch_does_not_see_are_named_once_for_each_node() -> None:
+    """Else eight processes a node train on its CPU, and verify has nothing against it."""
+    sound = _sound("ab")
+    blind = [
+        DeviceCheck(node="b", rank=rank, device="cpu", tflops=0, products=0, unseen_gpus=8, trouble="driver too old")
+        for rank in (1, 2)
+    ]
+    found = replace(sound, devices=(sound.devices[0], *blind))
+    (said,) = _said(found)
+    assert said.startswith("fail: b: torch finds no GPU, and the driver has 8: driver too old (")

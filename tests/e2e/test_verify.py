@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from gpuctl.cluster import jobs, layout
@@ -91,3 +93,22 @@ def test_a_pair_behind_a_firewall_is_named_where_a_collective_would_hang(three: 
     assert found["pairs"] == []
     assert f"{source} cannot connect to {target}" in str(found["findings"])
     assert all("firewall" in finding["cause"] for finding in found["findings"])
+
+
+def test_gpus_that_torch_does_not_see_fail_and_nothing_is_measured_on_cpus_in_their_place(cluster: Cluster) -> None:
+    """Nodes with two GPUs, as far as the kernel tells, and a torch for CPUs."""
+    if os.getuid() != 0 or torch.cuda.is_available():
+        pytest.skip("only root can say what GPUs the kernel has, and none may be there")
+    told = (
+        "mount -t tmpfs gpus /proc/driver && mkdir -p /proc/driver/nvidia/gpus/0000:00:1e.0 /proc/driver/nvidia/gpus/1"
+    )
+    user = cluster.command
+    cluster.command = ["unshare", "--mount", "sh", "-c", f'{told} && exec "$@"', "sh", *user]
+    cluster.up("2")
+    cluster.command = user
+    done = cluster.run("verify", "--burn-in", "0.1", "-o", "json", code=1)
+    found = as_json(done)
+    assert [one["what"] for one in found["findings"]] == [
+        f"node-{n}: torch finds no GPU, and the driver has 2: Torch not compiled with CUDA enabled" for n in (0, 1)
+    ]
+    assert found["pairs"] == found["everyone"] == []
