@@ -171,7 +171,7 @@ class Checkpointer:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until what was saved is committed and, without a ``timeout_s``, what it replaced is deleted. A process also
-        waits for that when it ends; but only here it hears of it.
+        waits for that when it ends; but only here the script hears of it. Otherwise a line tells of what has failed.
 
         Raises ``Fenced`` or another ``GpuctlError`` if the newest save failed, ``TimeoutError``.
         """
@@ -180,6 +180,7 @@ class Checkpointer:
             return
         if not newest.done.wait(timeout_s):
             raise TimeoutError(f"the checkpoint of step {newest.step} is not committed after {timeout_s:g} s")
+        saver.heard()
         if newest.error is not None:
             raise newest.error
         if timeout_s is None:
@@ -195,6 +196,7 @@ class Checkpointer:
         ``Fenced`` if a newer round has begun, and ``GpuctlError`` if the bucket has refused a checkpoint.
         """
         if self._saver is not None and self._saver.ended_by is not None:
+            self._saver.heard()
             raise self._saver.ended_by
         return self._notice.should_stop(step)
 

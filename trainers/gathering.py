@@ -10,17 +10,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch.distributed import DistError, Store
 
 from gpuctl.cluster.errors import GpuctlError
+from gpuctl.trainers.uploading import AFTER_END_S
 from gpuctl.trainers.world import World, job_store
 
 _PIECE_BYTES = 4 << 20
 """The store takes up to 8 MiB at once."""
 _POLL_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-_ALONE_S = 30.0
+_ALONE_S = AFTER_END_S + 180.0
+"""How long a process that has nothing else to do waits for the others. One that an outage holds up tells of it when it
+gives up, at most this long after its own end. One that was killed holds nobody up: what started them ends the rest."""
 
 
 class Scattered(GpuctlError):
@@ -30,11 +33,13 @@ class Scattered(GpuctlError):
 class Gathering:
     """Of one process group's life; ``name`` is the same on all ranks and not used before. One thread uses it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, now: Callable[[], float] = time.monotonic) -> None:
         self._world = World.now()
+        self._now = now
         number, restart = os.environ.get("GPUCTL_ROUND", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"gpuctl/{name}/{number}/{restart}"
         self._store: Store | None = job_store(prefix) if self._world.size > 1 else None
+        self._answered: list[str] = []
 
     def exchange(self, number: int, report: bytes) -> list[bytes] | None:
         """Hand in this rank's ``report`` on save ``number``. Returns all of them, in rank order, on rank 0, which then
@@ -47,19 +52,22 @@ class Gathering:
         if self._world.rank != 0:
             self._put(f"{number}/{self._world.rank}", report)
             return None
-        return [report, *(self._take(f"{number}/{rank}") for rank in range(1, self._world.size))]
+        reports = [report, *(self._take(f"{number}/{rank}") for rank in range(1, self._world.size))]
+        self._delete(self._answered)  # whoever reports on this save has read the answer to the one before
+        return reports
 
     def answer(self, number: int, outcome: bytes) -> None:
         """From rank 0, to all. Raises ``Scattered``."""
         if self._store is not None:
-            self._put(f"{number}/outcome", outcome)
+            self._answered = self._put(f"{number}/outcome", outcome)
 
     def outcome(self, number: int) -> bytes:
         """Rank 0's answer. Raises ``Scattered``."""
         assert self._store is not None, "rank 0 knows its own answer"
         return self._take(f"{number}/outcome", keep=True)
 
-    def _put(self, key: str, data: bytes) -> None:
+    def _put(self, key: str, data: bytes) -> list[str]:
+        """The keys that were written."""
         assert self._store is not None
         pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)] or [b""]
         try:
@@ -68,6 +76,7 @@ class Gathering:
             self._store.set(key, str(len(pieces)))
         except DistError as error:
             raise Scattered(f"the job's store is gone: {error}") from error
+        return [key, *(f"{key}/{number}" for number in range(len(pieces)))]
 
     def _take(self, key: str, keep: bool = False) -> bytes:
         assert self._store is not None
@@ -75,10 +84,17 @@ class Gathering:
             self._await(key)
             names = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
             data = b"".join(self._store.get(name) for name in names)
-            if not keep:
-                for name in [key, *names]:
-                    self._store.delete_key(name)
-            return data
+        except DistError as error:
+            raise Scattered(f"the job's store is gone: {error}") from error
+        if not keep:
+            self._delete([key, *names])
+        return data
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        assert self._store is not None
+        try:
+            for key in keys:
+                self._store.delete_key(key)
         except DistError as error:
             raise Scattered(f"the job's store is gone: {error}") from error
 
@@ -92,7 +108,7 @@ class Gathering:
             if self._store.check([key]):
                 return
             if not threading.main_thread().is_alive():
-                alone_since = alone_since or time.monotonic()
-                if time.monotonic() - alone_since > _ALONE_S:
+                alone_since = alone_since or self._now()
+                if self._now() - alone_since > _ALONE_S:
                     raise Scattered("the other ranks have not finished their part of the checkpoint")
             time.sleep(pauses[min(turn, len(pauses) - 1)])

@@ -24,7 +24,7 @@ from gpuctl.cluster.commits import BaseGone, Commits, folder_of
 from gpuctl.cluster.errors import Damaged, Fenced, GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.manifest import Manifest, Part
 from gpuctl.cluster.records import CheckpointEntry
-from gpuctl.trainers.gathering import Gathering
+from gpuctl.trainers.gathering import Gathering, Scattered
 from gpuctl.trainers.reports import Report, manifest_of, report_of
 from gpuctl.trainers.shares import Share
 from gpuctl.trainers.staging import Laid, Staging
@@ -35,6 +35,8 @@ from gpuctl.trainers.world import World
 
 Reason = Literal["asked", "interval", "notice"]
 
+_LOOK_S = 0.1
+"""How soon after the script's end a save that it never asked about is told of."""
 _MOST_OWED = 3
 """Dropped checkpoints in the bucket beyond which a save waits until there are fewer: one that always waits for the one
 before would else fill the bucket."""
@@ -115,6 +117,7 @@ class Saver:
         self._rests.set()
         self._hurried = False
         self._attempts = 0
+        self._unheard: GpuctlError | None = None
         self._known: dict[tuple[int, tuple[str, ...]], Part] = {}
         self._base: str | None = None
         self.ended_by: GpuctlError | None = None
@@ -137,6 +140,7 @@ class Saver:
 
     def submit(self, save: Save) -> None:
         """Raises ``died_of``."""
+        self._tell_unheard()
         with self._lock:
             if self.died_of is not None:
                 raise self.died_of
@@ -147,6 +151,10 @@ class Saver:
                 self._rests.clear()
             save.submitted = time.monotonic()
             self._waiting.append(save)
+
+    def heard(self) -> None:
+        """The script is told what became of its saves, or asks, and needs no line about it."""
+        self._unheard = None
 
     def rest(self) -> None:
         """Wait until nothing is left to do: all saves are done, and what they replaced is deleted."""
@@ -187,7 +195,29 @@ class Saver:
             self.took_s = save.spent_s()
         with self._lock:
             self._waiting.popleft()
+        if save.error is not None and not save.called_off.is_set() and self._world.rank == 0:
+            self._note(save.error)
         save.done.set()
+
+    def _note(self, error: GpuctlError) -> None:
+        """Whoever waits, or makes another step, is told by an exception. A script that ends without either is not, and
+        its exit code says nothing: then a line does, from rank 0, which alone knows whether a save is committed."""
+        self._unheard = error
+        if threading.main_thread().is_alive():
+            threading.Thread(target=self._tell_at_the_end, name="gpuctl-unheard").start()
+        else:
+            self._tell_unheard()
+
+    def _tell_at_the_end(self) -> None:
+        while self._unheard is not None and threading.main_thread().is_alive():
+            time.sleep(_LOOK_S)
+        self._tell_unheard()
+
+    def _tell_unheard(self) -> None:
+        with self._lock:
+            error, self._unheard = self._unheard, None
+        if error is not None:
+            say(str(error))
 
     def _die(self, error: BaseException) -> None:
         """Whoever waits for a save hears of it, and so does whoever makes another one."""
@@ -210,7 +240,10 @@ class Saver:
         while True:
             number, self._attempts = self._attempts, self._attempts + 1
             report = self._upload(save, folder_of(save.step, self._round, self._mark, number))
-            outcome = self._agree(save, number, report)
+            try:
+                outcome = self._agree(save, number, report)
+            except Scattered as error:
+                raise Scattered(f"the checkpoint of step {save.step} was not written: {error.message}") from error
             if not outcome.again:
                 break
             self._known, self._base = {}, None

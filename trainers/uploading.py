@@ -27,7 +27,7 @@ THREADS = max(4, min(8, 2 * (os.cpu_count() or 1)))
 """Uploads at once. Each keeps a part of a core busy: on two cores, eight take a quarter longer than four."""
 _READS = 8
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-_AFTER_END_S = 300.0
+AFTER_END_S = 300.0
 """How long a process that has nothing else to do waits for a bucket that is away."""
 
 Known = Mapping[tuple[int, tuple[str, ...]], Part]
@@ -137,7 +137,7 @@ def persist(
             on_trouble(error)
             if ended_at is None and not threading.main_thread().is_alive():
                 ended_at = time.monotonic()
-            late = ended_at is not None and time.monotonic() - ended_at > _AFTER_END_S
+            late = ended_at is not None and time.monotonic() - ended_at > AFTER_END_S
             if late or called_off.wait(pause_s):
                 raise CalledOff(error.message, error.hint) from error
     raise AssertionError("not reached")

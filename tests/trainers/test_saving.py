@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -188,3 +190,50 @@ def test_when_the_thread_ends_all_that_wait_for_it_hear_why_and_so_does_the_next
         checkpointer.save(3, {"step": 3})
     with pytest.raises(GpuctlError, match=why):
         checkpointer.should_stop(3)
+
+
+_LAST_SAVE = """
+import sys, threading
+from gpuctl import Checkpointer
+from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.errors import GpuctlError, StoreError
+
+class Refusing(Bucket):
+    def put(self, key, data):
+        if sys.argv[2] == "later":
+            threading.main_thread().join()
+        raise StoreError("the bucket refuses it")
+
+checkpointer = Checkpointer(store=Refusing(open_bucket(sys.argv[1]).raw, sys.argv[1]), every=1)
+checkpointer.step(1, {"count": 1})
+if sys.argv[2] != "later":
+    for thread in threading.enumerate():
+        if thread.name == "gpuctl-save":
+            thread.join()
+try:
+    if sys.argv[2] == "waits":
+        checkpointer.wait()
+    if sys.argv[2] == "steps":
+        checkpointer.step(2, {"count": 2})
+    if sys.argv[2] == "saves":
+        checkpointer.save(2, {"count": 2})
+except GpuctlError as error:
+    print("told", error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "steps"),
+    [("nothing", 0, [1]), ("later", 0, [1]), ("waits", 1, []), ("steps", 1, []), ("saves", 0, [1, 2])],
+)
+def test_a_script_that_does_not_ask_what_became_of_a_save_is_told_in_a_line_at_its_end(
+    file_url: str, what: str, told: int, steps: list[int]
+) -> None:
+    """And one that does by an exception alone. ``later``: it fails once the script has ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LAST_SAVE, file_url, what], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("told the checkpoint of step 1 was not written: the bucket refuses it") == told
+    lines = [f"gpuctl: the checkpoint of step {step} was not written: the bucket refuses it" for step in steps]
+    assert done.stderr.splitlines() == lines
