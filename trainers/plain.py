@@ -57,7 +57,7 @@ def unpack(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "tensor":
         return tensors[of]
     if kind == "array":
-        return tensors[of].numpy()
+        return tensors[of].cpu().numpy()
     if kind == "bytes":
         return base64.b64decode(of)
     if kind == "tuple":

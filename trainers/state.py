@@ -1,20 +1,22 @@
 """What a checkpoint holds of a training run, and how it comes back.
 
 A *state* is a dict of names: models and their optimizers by their parameters' full names (without DDP's, FSDP's or the
-compiler's prefixes, so that any world and any wrapping can read it), other objects by their ``state_dict``, and plain
-values as they are. In a checkpoint it is flat: each tensor under its dotted name, the skeleton of the rest of item
-``model`` in ``@plain.model``, and each rank's random number generators in ``@rng.<rank>``.
+compiler's prefixes, so that any world and any wrapping can read it), other objects, and an optimizer over several
+models, by their ``state_dict``, and plain values as they are. In a checkpoint it is flat: each tensor under its dotted
+name, the skeleton of the rest of item ``model`` in ``@plain.model``, and each rank's random number generators in
+``@rng.<rank>``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import Metadata
 from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
@@ -30,6 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from gpuctl.cluster.errors import BadInput, Damaged
 from gpuctl.cluster.manifest import Manifest, TensorIndex
+from gpuctl.trainers.optimizers import is_sharded, parameters_of, untouched, wants_closure, why_no_state
 from gpuctl.trainers.plain import names, pack, unpack
 from gpuctl.trainers.rng import rng_state, set_rng_state
 
@@ -56,9 +59,17 @@ class Contents:
 def contents_of(state: State, rank: int) -> Contents:
     """Raises ``BadInput`` naming what cannot be kept."""
     contents = Contents({}, set(), set(), {f"@rng.{rank}": _json(pack(rng_state(), "rng", {}))})
+    owners: dict[str, str] = {}
     for name, item in state.items():
+        if isinstance(item, torch.optim.Optimizer) and is_sharded(item) and wants_closure(item):
+            raise _no_shards_into(name, f"{type(item).__name__}.step needs a closure")
         tensors: dict[str, torch.Tensor] = {}
         contents.values[f"@plain.{name}"] = _json(pack(_value_of(item, state), name, tensors))
+        for found in tensors:
+            if (other := owners.setdefault(found, name)) != name:
+                raise BadInput(
+                    f"{other!r} and {name!r} of the state both have a tensor {found!r}", "rename one of them"
+                )
         contents.tensors.update(tensors)
         if isinstance(item, torch.nn.Module):
             parameters = {_identity(p): p.requires_grad for p in item.parameters()}
@@ -117,11 +128,15 @@ class Targets:
     def _targets(self, name: str, item: object) -> dict[str, torch.Tensor]:
         """The tensors to load ``item`` into."""
         kept = {found: self._kept(found) for found in names(self._skeletons[name])}
-        if not _is_by_parameter(item, self._state):
+        if isinstance(item, torch.optim.Optimizer):
+            value = self._room(name, item)
+        else:
+            value = _value_of(item, self._state) if isinstance(item, torch.nn.Module) else None
+        if value is None:
             # Such an object makes its own tensors, and judges by itself what it is given.
-            return {found: torch.empty(tensor.shape, dtype=dtype_of(tensor)) for found, tensor in kept.items()}
+            there = _there(name, item) if kept else {}
+            return {found: _made_like(there.get(found), tensor) for found, tensor in kept.items()}
         ours: dict[str, torch.Tensor] = {}
-        value = _value_of(item, self._state) if isinstance(item, torch.nn.Module) else self._room(name, item)
         pack(value, name, ours)
         for found in [*ours, *(extra for extra in kept if extra not in ours)]:
             theirs, mine = _kind_kept(kept.get(found)), _kind(ours.get(found))
@@ -142,19 +157,24 @@ class Targets:
             raise Damaged(f"{self._at} has no tensor {name!r}, which it refers to")
         return self._manifest.tensors[name]
 
-    def _room(self, name: str, optimizer: Any) -> dict[str, Any]:
-        """The state dict to load ``optimizer`` into. A parameter without a state when the checkpoint was made, because
-        no gradient had come to it, gets none."""
+    def _room(self, name: str, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """The state dict to load ``optimizer`` into, ``None`` if it is to be given whole tensors. A parameter without a
+        state when the checkpoint was made, because no gradient had come to it, gets none."""
+        sharded = is_sharded(optimizer)
+        if not sharded and _model_of(optimizer, self._state) is None:
+            return None
         skeleton = self._skeletons[name]
         kept = unpack(skeleton, dict.fromkeys(names(skeleton), torch.empty(0)))
-        with _grads_aside(optimizer):
-            room: dict[str, Any] = get_optimizer_state_dict(_model_of(optimizer, self._state), optimizer)  # type: ignore[arg-type]
-        if room["state"] and not kept["state"]:
+        why_not = why_no_state(optimizer)
+        if why_not and sharded:
+            raise _no_shards_into(name, why_not)
+        room: dict[str, Any] | None = None if why_not else _value_of(optimizer, self._state)
+        if room is None or (room["state"] and not kept["state"]):
             # No tensor tells whether it was the same kind of optimizer.
             theirs = {option for group in kept["param_groups"] for option in group}
             if lacks := sorted(optimizer.defaults.keys() - theirs):
                 raise BadInput(f"{self._at} is of another optimizer: {name!r} has no {', '.join(lacks)} there", _HINT)
-        return {**room, "state": {k: v for k, v in room["state"].items() if k in kept["state"]}}
+        return room and {**room, "state": {k: v for k, v in room["state"].items() if k in kept["state"]}}
 
 
 def metadata_of(manifest: Manifest, wanted: Iterable[str]) -> Metadata:
@@ -172,6 +192,28 @@ def dtype_of(tensor: TensorIndex) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise Damaged(f"this torch knows no dtype {tensor.dtype!r}", "use the version that wrote the checkpoint")
     return found
+
+
+def _there(name: str, item: object) -> dict[str, torch.Tensor]:
+    """The tensors that ``item`` has now, by the names that they are kept under. Of an object with a state dict only its
+    shards: it may be some work to have one."""
+    stateful = _is_stateful(item)
+    if isinstance(item, torch.optim.Optimizer) or (stateful and not dist.is_initialized()):
+        return {}
+    found: dict[str, torch.Tensor] = {}
+    with suppress(BadInput):  # it only holds the place of what is loaded
+        pack(item.state_dict() if stateful else item, name, found)  # type: ignore[attr-defined]
+    return {at: t for at, t in found.items() if isinstance(t, DTensor) or not stateful}
+
+
+def _made_like(there: torch.Tensor | None, kept: TensorIndex) -> torch.Tensor:
+    """Room for a tensor where the one is that it takes the place of, and sharded as that is; else whole on the host."""
+    shape, dtype = torch.Size(kept.shape), dtype_of(kept)
+    if there is None or there.device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    if isinstance(there, DTensor) and there.shape == shape:
+        return torch.empty_like(there, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=there.device)
 
 
 def _json(value: Any) -> bytes:
@@ -200,7 +242,7 @@ def _value_of(item: Any, state: State) -> Any:
         # Not strict: a loss, or a layer without weights, has nothing to keep.
         return get_model_state_dict(item, options=StateDictOptions(strict=False))
     if isinstance(item, torch.optim.Optimizer) and (model := _model_of(item, state)):
-        with _untouched(item):
+        with untouched(item):
             return get_optimizer_state_dict(model, item)
     return item.state_dict() if _is_stateful(item) else item
 
@@ -211,7 +253,7 @@ def _set(name: str, item: Any, value: Any, state: State) -> None:
             set_model_state_dict(item, value)
     elif isinstance(item, torch.optim.Optimizer) and (model := _model_of(item, state)):
         # Not strict: a parameter that no gradient ever came to has no state.
-        with _grads_aside(item):
+        with untouched(item):
             set_optimizer_state_dict(model, item, value, options=StateDictOptions(strict=False))
     elif _is_stateful(item):
         item.load_state_dict(value)
@@ -219,39 +261,16 @@ def _set(name: str, item: Any, value: Any, state: State) -> None:
         state[name] = value
 
 
-@contextmanager
-def _untouched(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Reading an optimizer's state must not change it. torch makes up the state of one that has made no step, by a step
-    that stays counted (``_init_optim_state``), unless it finds a gradient: so here is one."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if optimizer.state or not parameters or any(p.grad is not None for p in parameters):
-        yield
-        return
-    smallest = min(parameters, key=torch.Tensor.numel)
-    smallest.grad = torch.zeros_like(smallest)
-    try:
-        yield
-    finally:
-        smallest.grad = None
-
-
-@contextmanager
-def _grads_aside(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """An optimizer to load into must have its state, which torch makes where there is none, and no gradient either."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    grads = [p.grad for p in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
+def _no_shards_into(name: str, why: str) -> BadInput:
+    return BadInput(
+        f"{name!r} of the state cannot be loaded into shards: {why}",
+        "use whole parameters (DDP), or leave it out of the state",
+    )
 
 
 def _model_of(optimizer: torch.optim.Optimizer, state: State) -> torch.nn.Module | None:
     """The model in ``state`` that has all parameters of ``optimizer``."""
-    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    wanted = set(map(id, parameters_of(optimizer)))
     for item in state.values():
         if isinstance(item, torch.nn.Module) and wanted <= {id(p) for p in item.parameters()}:
             return item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpuctl import Checkpointer
+from gpuctl.cluster.errors import BadInput
 from tests.trainers.bodies import kept, same
 from tests.trainers.ranks import run
 
@@ -126,3 +128,107 @@ def test_a_training_goes_on_in_every_layout_and_computes_the_same(file_url: str)
             torch.testing.assert_close(handed[0][name], tensor, rtol=1e-4, atol=1e-6, msg=f"{name} at {WAY[number]}")
         assert same(handed[1]["param_groups"], state["param_groups"])
     assert handed[1]["state"]["head.weight"]["step"] == STEPS * len(WAY)
+
+
+# -- what no single model has: an optimizer over two, averages, an object of one's own --------------------------------
+
+
+class Average:
+    """An object with a state dict that holds shards wherever the weights are shards."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._kept = [torch.zeros_like(weight.detach()) for weight in weights]
+
+    def update(self, weights: Sequence[Tensor]) -> None:
+        for mine, theirs in zip(self._kept, weights, strict=True):
+            mine.lerp_(theirs.detach(), 0.5)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self._kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept = state["kept"]
+
+
+def pair(layout: str, seed: int) -> dict[str, Any]:
+    """An encoder, and a decoder with a layer that is never used, under one optimizer."""
+    torch.manual_seed(seed)
+    encoder, decoder = nn.Linear(5, 7), nn.ModuleList([nn.Linear(7, 3), nn.Linear(2, 2)])
+    if layout == "fsdp":
+        for model in (encoder, *decoder):
+            fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    weights = [*encoder.parameters(), *decoder.parameters()]
+    averages = [torch.zeros_like(weight.detach()) for weight in weights]
+    return {
+        "encoder": encoder,
+        "decoder": decoder,
+        "optimizer": torch.optim.AdamW(weights, 1e-2),
+        "averages": averages,
+        "average": Average(weights),
+    }
+
+
+def train_pair(state: dict[str, Any], steps: int = 2) -> None:
+    for _ in range(steps):
+        state["optimizer"].zero_grad()
+        state["decoder"][0](state["encoder"](torch.ones(4, 5))).square().mean().backward()
+        state["optimizer"].step()
+        weights = [*state["encoder"].parameters(), *state["decoder"].parameters()]
+        state["average"].update(weights)
+        for mine, theirs in zip(state["averages"], weights, strict=True):
+            mine.lerp_(theirs.detach(), 0.5)
+
+
+def whole_pair(state: dict[str, Any]) -> list[Tensor]:
+    weights = [*state["encoder"].parameters(), *state["decoder"].parameters()]
+    moments = [state["optimizer"].state[w]["exp_avg"] for w in weights if w in state["optimizer"].state]
+    tensors = [*weights, *moments, *state["averages"], *state["average"].state_dict()["kept"]]
+    return [getattr(t.detach(), "full_tensor", lambda t=t: t.detach())() for t in tensors]
+
+
+def go_on_with_pair(url: str, layout: str, seed: int) -> list[Tensor]:
+    state, checkpointer = pair(layout, seed), Checkpointer(url)
+    step = checkpointer.restore(state) or 0
+    train_pair(state)
+    kept(checkpointer, step + 2, state)
+    return whole_pair(state)
+
+
+def test_what_no_single_model_has_goes_on_in_every_layout(file_url: str) -> None:
+    reference = pair("alone", 0)
+    for seed, (layout, world) in enumerate([("fsdp", 2), ("fsdp", 3), ("alone", 2), ("fsdp", 2), ("alone", 1)]):
+        train_pair(reference)
+        for told in run(world, go_on_with_pair, file_url, layout, seed):
+            torch.testing.assert_close(told, whole_pair(reference), rtol=1e-4, atol=1e-6, msg=f"{layout} on {world}")
+
+
+def refused_with_shards(url: str) -> list[str]:
+    """What is said to an optimizer whose step needs a closure, and to one that only says so in its step."""
+    said = []
+    for kind in (torch.optim.LBFGS, Refusing):
+        model = nn.Linear(2, 2)
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        state = {"model": model, "optimizer": kind(model.parameters(), lr=0.1)}
+        try:
+            kept(Checkpointer(f"{url}-{kind.__name__}"), 1, state)
+            Checkpointer(f"{url}-{kind.__name__}").restore(state)
+        except BadInput as error:
+            said.append(str(error))
+    return said
+
+
+class Refusing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        if closure is None:
+            raise RuntimeError("it takes a closure")
+
+
+def test_an_optimizer_whose_step_needs_a_closure_is_not_for_shards(file_url: str) -> None:
+    of = "'optimizer' of the state cannot be loaded into shards"
+    what_to_do = "use whole parameters (DDP), or leave it out of the state"
+    assert run(2, refused_with_shards, file_url) == 2 * [
+        [
+            f"{of}: LBFGS.step needs a closure; {what_to_do}",
+            f"{of}: Refusing.step without a closure raises RuntimeError('it takes a closure'); {what_to_do}",
+        ]
+    ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gpuctl import Checkpointer
 from gpuctl.cluster.errors import BadInput
-from tests.trainers.bodies import kept
+from tests.trainers.bodies import kept, same
 
 
 class TwoHeads(nn.Module):
@@ -175,3 +176,89 @@ def test_a_buffer_that_is_expanded_is_saved_and_refused_by_name_where_it_would_b
     model = made(expanded=False)
     assert Checkpointer(file_url).restore({"model": model}) == 1
     assert torch.equal(model.get_buffer("mask"), torch.arange(3).expand(2, 3))
+
+
+def test_two_items_whose_tensors_have_one_name_are_refused(file_url: str) -> None:
+    net = nn.ModuleDict({"ema": nn.Linear(2, 2)})
+    with pytest.raises(
+        BadInput, match=r"'net' and 'net\.ema' of the state both have a tensor 'net\.ema\.weight'; rename"
+    ):
+        Checkpointer(file_url).save(1, {"net": net, "net.ema": nn.Linear(2, 2)})
+    kept(Checkpointer(file_url), 1, {"net": net, "net.ema": 0.99})
+
+
+class Sam(torch.optim.SGD):
+    """As sharpness-aware minimization is written: a step of two passes, and nothing without a closure."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "it takes a closure"
+        with torch.enable_grad():
+            closure()
+        super().step()
+
+
+CLOSURES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+    (torch.optim.LBFGS, {"history_size": 3, "max_iter": 2}),
+    (Sam, {"momentum": 0.9}),
+]
+
+
+def _step_by_closure(state: dict[str, Any]) -> None:
+    def closure() -> Tensor:
+        state["optimizer"].zero_grad()
+        loss: Tensor = state["model"](torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    state["optimizer"].step(closure)
+
+
+@pytest.mark.parametrize(("kind", "options"), CLOSURES)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_optimizer_whose_step_needs_a_closure_goes_on_as_it_was(
+    file_url: str, kind: type[torch.optim.Optimizer], options: dict[str, Any], steps: int
+) -> None:
+    state, fresh, used = (_learner(kind, **options) for _ in range(3))
+    for _ in range(steps):
+        _step_by_closure(state)
+    kept(Checkpointer(file_url), steps, state)
+    _step_by_closure(used)
+    for restored in (fresh, used):
+        assert Checkpointer(file_url).restore(restored) == steps
+        assert same(restored["optimizer"].state_dict(), state["optimizer"].state_dict())
+    for _ in range(2):
+        for learner in (state, fresh, used):
+            _step_by_closure(learner)
+    assert _equal(_weights(fresh), _weights(state))
+    assert _equal(_weights(used), _weights(state))
+
+
+@pytest.mark.parametrize(("kind", "options"), CLOSURES)
+def test_an_optimizer_whose_step_needs_a_closure_takes_no_other_ones_state_and_is_left_as_it_was(
+    file_url: str, kind: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    state, other = _learner(), _learner(kind, **options)
+    _step(state["model"], state["optimizer"])
+    kept(Checkpointer(file_url), 1, state)
+    before = other["optimizer"].state_dict()
+    with pytest.raises(BadInput, match="of another optimizer: 'optimizer' has no "):
+        Checkpointer(file_url).restore(other)
+    assert other["optimizer"].state_dict() == before
+    assert all(p.grad is None for p in other["model"].parameters())
+
+
+def test_a_plain_tensor_is_loaded_though_what_holds_its_place_has_no_memory_or_cannot_be_kept(file_url: str) -> None:
+    kept(Checkpointer(file_url), 1, {"average": torch.arange(3.0), "best": [torch.ones(2)]})
+    state = {"average": torch.empty(3, device="meta"), "best": object()}
+    assert Checkpointer(file_url).restore(state) == 1
+    assert same(state, {"average": torch.arange(3.0), "best": [torch.ones(2)]})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_plain_tensor_comes_back_on_the_gpu_that_it_was_on(file_url: str) -> None:
+    kept(Checkpointer(file_url), 1, {"average": torch.arange(3.0).cuda(), "array": np.arange(3)})
+    state: dict[str, Any] = {"average": torch.zeros(3).cuda(), "array": torch.zeros(3).cuda()}
+    assert Checkpointer(file_url).restore(state) == 1
+    assert state["average"].is_cuda
+    assert same(state["average"].cpu(), torch.arange(3.0))
+    assert state["array"].tolist() == [0, 1, 2]
