@@ -39,8 +39,12 @@ class PortPool:
 
     def _fill(self) -> None:
         while len(self._sockets) < self._size:
-            listening = socket.create_server((self._address, 0), backlog=1024)
+            listening = socket.create_server((self._address, 0), family=family_of(self._address), backlog=1024)
             self._sockets[listening.getsockname()[1]] = listening
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def reserved(listening: socket.socket) -> socket.socket:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from gpuctl.bootstrap.ports import family_of
 from gpuctl.cluster import tiers
 from gpuctl.cluster.errors import GpuctlError
 
@@ -47,8 +48,11 @@ class TierServer:
             token = owner._token
             jobs = owner._jobs
 
-        self._server = ThreadingHTTPServer((address, 0), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            address_family = family_of(address)
+            daemon_threads = True
+
+        self._server = Server((address, 0), Handler)
         threading.Thread(target=self._server.serve_forever, name="tier", daemon=True).start()
         return self._server.server_port
 

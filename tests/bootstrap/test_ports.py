@@ -23,6 +23,18 @@ def test_a_port_is_listening_before_it_is_offered_and_is_given_once() -> None:
         pool.close()
 
 
+def test_ports_are_held_at_an_address_of_ipv6_too() -> None:
+    pool = PortPool("::1", size=1)
+    try:
+        with socket.create_connection(("::1", pool.offered()[0]), timeout=2):
+            taken = pool.take(pool.offered()[0])
+        assert taken is not None
+        with reserved(taken) as keeper:
+            assert keeper.getsockname()[0] == "::1"
+    finally:
+        pool.close()
+
+
 def test_a_port_that_was_never_offered_is_not_given() -> None:
     pool = PortPool("127.0.0.1")
     try:

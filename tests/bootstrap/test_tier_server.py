@@ -54,6 +54,18 @@ def test_what_was_put_is_served_in_ranges_over_one_connection(tmp_path: Path, li
     assert ask(line, "GET", WHERE) == (200, CONTENT)
 
 
+def test_a_neighbour_is_reached_by_ipv6_too(tmp_path: Path) -> None:
+    server = TierServer(tmp_path, "secret")
+    place = f"::1:{server.start('::1')}"  # as ``TierMap`` has it
+    line = http.client.HTTPConnection(place, timeout=10)
+    try:
+        assert ask(line, "PUT", WHERE, CONTENT) == (201, b"")
+    finally:
+        line.close()
+        server.stop()
+    assert file_of(tmp_path).read_bytes() == CONTENT
+
+
 def test_a_part_that_another_save_has_is_not_sent_again(tmp_path: Path, line: http.client.HTTPConnection) -> None:
     assert ask(line, "PUT", WHERE, X_Same_As=OLD)[0] == 404
     assert ask(line, "PUT", f"/job-1/{OLD}/{PART}", CONTENT)[0] == 201
