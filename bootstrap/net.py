@@ -224,14 +224,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--why", action="store_true", help="with --env: a list of variables, each with its reason")
     parser.add_argument("--spec", type=Path, default=SPEC, help="what the machine was told (default: %(default)s)")
     parser.add_argument("--provider", help="in place of the spec's")
-    parser.add_argument("--type", default="", help="the cloud's name of the instance type")
+    parser.add_argument("--type", help="in place of the spec's: the cloud's name of the instance type")
     parser.add_argument("--fabric", help="in place of the spec's")
     parser.add_argument("--address", help="in place of the spec's; what the others know this node by")
     options = parser.parse_args(arguments)
     spec = spec_of(options.spec) or _nobody()
     found = machine(
         options.provider if options.provider is not None else spec.provider,
-        options.type,
+        options.type or spec.type,
         options.fabric if options.fabric is not None else spec.promise.fabric,
         options.address if options.address is not None else spec.address,
     )

@@ -33,6 +33,11 @@ IP address       HW type     Flags       HW address            Mask     Device
 10.0.0.1         0x1         0x2         02:fc:00:00:00:05     *        eth0
 10.0.0.9         0x1         0x0         00:00:00:00:00:00     *        eth0
 """
+_WITH_EFA = """\
+mount -t tmpfs tmpfs /sys/class && mkdir -p /sys/class/infiniband/rdmap0/device /sys/class/drivers/efa &&
+ln -s /sys/class/drivers/efa /sys/class/infiniband/rdmap0/device/driver && exec "$@"
+"""
+"""What runs the rest of a command where the kernel lists one card of EFA's."""
 
 
 @pytest.fixture
@@ -128,6 +133,11 @@ def test_what_the_machine_was_told_decides_unless_the_command_line_does(machine:
     spec.write_text(json.dumps(told))
     assert _said(machine, "--env", "--spec", str(spec))["NCCL_SOCKET_IFNAME"] == "=eth3"
     assert _said(machine, "--env", "--spec", str(spec), "--address", "10.77.0.10")["NCCL_SOCKET_IFNAME"] == "=eth0"
+    spec.write_text(json.dumps({**told, "type": "p4d.24xlarge"}))
+    with_efa = [*machine, "unshare", "--mount", "sh", "-c", _WITH_EFA, "sh"]
+    assert _said(with_efa, "--env", "--spec", str(spec))["FI_EFA_USE_DEVICE_RDMA"] == "1"
+    other = _said(with_efa, "--env", "--spec", str(spec), "--type", "g5.48xlarge")
+    assert other["FI_PROVIDER"] == "efa" and "FI_EFA_USE_DEVICE_RDMA" not in other
 
 
 def test_gateways_come_in_the_order_of_their_use(tmp_path: Path) -> None:
