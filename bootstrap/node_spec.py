@@ -52,7 +52,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str = ""
     """Empty: what the machine calls itself (its instance id)."""
     address: str = ""
-    """Empty: that of the interface which leads out."""
+    """Empty: that of the interface which leads out. Of ``ssh``, where none does: the one that ``up`` came to."""
     idle_minutes: float = 15.0
     """Without work, logins and load, after which the machine removes itself; 0: never."""
     notice_s: float = 30.0

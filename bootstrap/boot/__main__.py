@@ -51,9 +51,11 @@ def main(args: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> in
 
 def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callable[[float], None]) -> None:
     """Until the machine is a node, and the bucket knows; or has failed, and is gone. Raises ``OSError`` if the machine
-    cannot find out who it is: whoever started this tries again."""
+    cannot find out who it is, or has no address yet: whoever started this tries again."""
     instance = metadata.instance()
     instance = replace(instance, address=spec["address"] or instance.address, type=spec["type"] or instance.type)
+    if not instance.address:
+        raise OSError("this machine has no address yet")
     node = spec["node"] or instance.id
     store = open_store(spec["bucket"], {"AWS_REGION": spec["region"], **os.environ, **spec["env"]}, metadata)
     reporter = Reporter(root, node, instance, store)
@@ -69,8 +71,9 @@ def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callabl
         from .install import Machine  # which was not there before
 
         run(Machine(root, spec, node, instance, store).steps(), root, tell, sleep)
-    except (Failed, OSError) as error:
-        step, reason = (error.step, error.reason) if isinstance(error, Failed) else ("boot", str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the reason
+        told = (error.step, error.reason) if isinstance(error, Failed) else ("boot", f"{type(error).__name__}: {error}")
+        step, reason = told
         minutes = spec["unhealthy_minutes"]
         with suppress(OSError):  # the disk may be what is full
             note(root, f"leaving in {minutes:g} minutes; to keep the machine: sudo systemctl stop gpuctl-boot")

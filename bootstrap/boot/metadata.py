@@ -63,7 +63,7 @@ class Metadata:
         self._opener = build_opener(ProxyHandler({}))
 
     def instance(self) -> Instance:
-        """A machine of ``ssh`` is what it calls itself, at the address that leads out."""
+        """A machine of ``ssh`` is what it calls itself, at the address that leads out, if one does."""
         told = {"aws": self._aws, "gcp": self._gcp, "azure": self._azure}.get(self.provider)
         return told() if told else Instance(socket.gethostname(), _way_out())
 
@@ -194,10 +194,10 @@ def _object(text: str) -> Any:
 
 
 def _way_out() -> str:
-    """Address of the interface that leads out. Nothing is sent."""
+    """Address of the interface that leads out; empty where none does, or none yet. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
         except OSError:
-            return "127.0.0.1"
+            return ""
         return str(probe.getsockname()[0])

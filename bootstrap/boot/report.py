@@ -64,9 +64,12 @@ def host_keys(root: Path) -> list[str]:
 def login_name(root: Path) -> str:
     """The first user of the machine that a key can log in as."""
     path = root / "etc/passwd"
-    for line in path.read_text().splitlines() if path.exists() else []:
-        name, _, uid, _, _, home = line.split(":")[:6]
-        if 1000 <= int(uid) < 60000 and (root / home.lstrip("/") / ".ssh/authorized_keys").exists():
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        fields = line.split(":")
+        if len(fields) < 6 or not fields[2].isdecimal():  # a line of NIS, such as "+::::::"
+            continue
+        name, uid, home = fields[0], int(fields[2]), fields[5]
+        if 1000 <= uid < 60000 and (root / home.lstrip("/") / ".ssh/authorized_keys").exists():
             return name
     return "root"
 

@@ -11,11 +11,13 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from msgspec.structs import replace
 
 from gpuctl.bootstrap.boot.__main__ import boot
 from gpuctl.bootstrap.boot.metadata import Metadata
 from gpuctl.bootstrap.node_spec import Promise
 from gpuctl.cluster.records import BootReport, decode
+from tests.bench.network import entering, is_possible, namespace
 from tests.bootstrap.answering import answering
 from tests.bootstrap.bare import NODE, BareMachine, lose_power, wait_for
 from tests.metadata import Provider, Service
@@ -251,3 +253,56 @@ def test_a_machine_that_does_not_know_who_it_is_is_started_again(
     process = make().start()
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1, said
+
+
+def test_a_machine_of_ones_own_without_an_address_is_started_again_until_it_has_one(
+    make: Callable[..., BareMachine],
+) -> None:
+    if not is_possible():
+        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    machine = make(provider="ssh", node=NODE, promise=Promise())
+    holder = namespace()
+    try:
+        settings = [f"{name}={value}" for name, value in machine.env.items()]
+        command = [*entering(holder), "env", *settings, sys.executable, "-m", "gpuctl_boot", "boot"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        holder.kill()
+        holder.wait()
+    assert ran.returncode == 1
+    assert ran.stderr.endswith("OSError: this machine has no address yet\n")
+    assert not (machine.bucket / f"boot/{NODE}.json").exists()
+    machine.spec = replace(machine.spec, address="10.0.0.7")  # which ``up`` found
+    machine.put_files()
+    machine.boot()
+    assert (machine.report()["state"], machine.report()["address"]) == ("ready", "10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "+::::::",
+        "+@lab",
+        "",
+        "short:x:1000",
+        "eve:x:many:1000::/home/eve:/bin/sh",
+        "m\xfcller:x:0:0:M\xfcller:/:/bin/sh",
+    ],
+)
+def test_lines_of_passwd_that_name_no_user_are_passed_over(make: Callable[..., BareMachine], line: str) -> None:
+    machine = make(provider="ssh", node=NODE, address="127.0.0.1", promise=Promise())
+    passwd = machine.root / "etc/passwd"
+    passwd.write_bytes(line.encode("latin-1") + b"\n" + passwd.read_bytes())
+    machine.boot()
+    assert (machine.report()["state"], machine.report()["user"]) == ("ready", "ubuntu")
+
+
+def test_whatever_ends_a_boot_is_told(make: Callable[..., BareMachine]) -> None:
+    """Neither a step that failed nor an error of the system: a file of the program that the disk has lost."""
+    machine = make(provider="ssh", node=NODE, address="127.0.0.1", promise=Promise())
+    machine.boot()
+    (machine.root / "opt/gpuctl/boot/gpuctl_boot/install.py").unlink()
+    machine.boot()
+    report = machine.report()
+    assert (report["state"], report["step"]) == ("failed", "boot")
+    assert report["reason"] == "ModuleNotFoundError: No module named 'gpuctl_boot.install'"

@@ -13,10 +13,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 from gpuctl.bootstrap.boot.metadata import Instance, Metadata
+from tests.bench.network import entering, is_possible, namespace
 from tests.metadata import PROVIDERS, Provider, Service
 
 ROOT = Path(__file__).resolve().parents[2]
 SET = "/subscriptions/sub/resourceGroups/gpuctl/providers/Microsoft.Compute/virtualMachineScaleSets/demo"
+_GATEWAY = "ip route add default via 10.77.0.1 dev eth0"
 WHO = {
     "aws": Instance("i-0123456789abcdef0", "127.0.0.1", "", "us-east-1a", "us-east-1", "p4d.24xlarge", "demo", "spot"),
     "gcp": Instance(
@@ -131,7 +133,34 @@ def test_a_bearer_token_is_for_whom_it_is_asked() -> None:
 
 def test_without_a_cloud_a_machine_is_what_it_calls_itself() -> None:
     told = Metadata("ssh").instance()
-    assert told.id and told.address.count(".") == 3 and told.group == ""
+    assert told.id and told.group == ""
+
+
+def test_where_nothing_leads_out_a_machine_has_no_address_until_something_does() -> None:
+    if not is_possible():
+        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    ask = "from gpuctl.bootstrap.boot.metadata import Metadata; print(Metadata('ssh').instance().address)"
+    holder = namespace()
+    try:
+        inside = entering(holder)
+
+        def said() -> str:
+            return subprocess.check_output([*inside, sys.executable, "-c", ask], text=True, timeout=60).strip()
+
+        for command in (
+            "ip link set lo up",
+            "ip link add eth0 type veth peer name far",
+            "ip link set far up",
+            "ip link set eth0 up",
+            "ip addr add 10.77.0.10/24 dev eth0",
+        ):
+            subprocess.run([*inside, *command.split()], check=True, timeout=20)
+        assert said() == ""
+        subprocess.run([*inside, *_GATEWAY.split()], check=True, timeout=20)
+        assert said() == "10.77.0.10"
+    finally:
+        holder.kill()
+        holder.wait()
 
 
 def test_the_service_runs_as_a_program_and_tells_machines_apart(service: Service) -> None:
