@@ -1,7 +1,8 @@
 """The ``ssh`` provider: a cluster of machines that somebody has already, such as those of a lab.
 
 The same boot program as on rented machines runs there, started over ssh in place of cloud-init. They are not ours: they
-never end by themselves, nothing of their own is changed, and ``down`` leaves them as they were, but for packages.
+never end by themselves, nothing of their own is changed, and ``down`` leaves them as they were, but for packages and
+the images of ``train --image``, which stay.
 
 ::
 
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from msgspec.structs import replace
 
@@ -32,9 +33,10 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.bucket import Bucket, open_bucket, probe
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records import ClusterSpec, SshHost, decode, encode
-from gpuctl.stacks import package, ssh_config
+from gpuctl.cluster.refusals import shown
+from gpuctl.stacks import known, package, ssh_config
 from gpuctl.stacks.hosts import is_name, read_hosts
-from gpuctl.stacks.known import KnownCluster, forget, remember
+from gpuctl.stacks.known import KnownCluster
 from gpuctl.stacks.provider import Say, UpRequest, agree_on_spec, forget_nodes
 from gpuctl.stacks.ssh_machine import Machine, Refused, Target, parse_target
 from gpuctl.stacks.ssh_watch import Watch
@@ -60,7 +62,9 @@ class SshProvider:
         probe(bucket)
         _agree_on_spec(bucket, request)
         cluster = KnownCluster(name=request.name, provider="ssh", bucket=request.bucket, created_at=time.time())
-        remember(cluster)
+        before = known.get(request.name)
+        if before is None or _place(before.bucket) == _place(cluster.bucket):
+            known.remember(cluster)  # so that `down` finds it, whatever becomes of this
         made = package.publish(bucket)
         _drop_others(bucket, cluster, targets, say)
         with _logs() as logs:
@@ -77,6 +81,7 @@ class SshProvider:
                 f"{len(troubles)} of {len(targets)} machines did not become nodes: {', '.join(troubles)}",
                 "mend them and run `gpuctl up` again, or leave them out of --hosts",
             )
+        known.remember(cluster)
         return cluster
 
     def down(self, cluster: KnownCluster, say: Say, *, force: bool = False) -> list[str]:
@@ -105,7 +110,7 @@ class SshProvider:
             say("a machine that is gone for good is forgotten by `gpuctl down --force`")
         if not left:
             forget_nodes(bucket)
-            forget(cluster.name)
+            known.forget(cluster.name)
         return left
 
     def preempt(
@@ -133,8 +138,8 @@ def bucket_keys(url: str, env: Mapping[str, str], say: Say) -> dict[str, str]:
         if env.get("AWS_SESSION_TOKEN"):
             say("these credentials expire; `gpuctl up` again gives the machines new ones")
         return {name: env[name] for name in _KEYS if env.get(name)}
-    known = {"gs": "bearer_token", "az": "sas_key"}.get(parts.scheme)
-    if known and known not in options:
+    login = {"gs": "bearer_token", "az": "sas_key"}.get(parts.scheme)
+    if login and login not in options:
         raise BadInput(
             f"machines of your own have no way to log in to {parts.scheme}://",
             "use s3:// (Google Cloud Storage speaks it too, with HMAC keys), or file:// on a shared file system",
@@ -163,9 +168,10 @@ def _begin(
     facts = machine.look()
     if facts.troubles:
         raise Refused(f"{target.node} cannot be a node: {'; '.join(facts.troubles)}", "mend that there")
-    if facts.cluster and (facts.cluster, facts.bucket) != (cluster.name, cluster.bucket):
+    if facts.cluster and (facts.cluster, _place(facts.bucket)) != (cluster.name, _place(cluster.bucket)):
         raise Refused(
-            f"{target.node} is a node of another cluster, {facts.cluster!r}", "take that down first, or leave it out"
+            f"{target.node} is a node of another cluster, {facts.cluster!r} at {shown(facts.bucket)}",
+            "take that down first, or leave it out",
         )
     bucket.put(layout.ssh_host(target.node), encode(machine.about(target, facts)))
     bucket.delete([layout.boot_report(target.node)])  # of an earlier boot
@@ -175,6 +181,7 @@ def _begin(
         bucket=cluster.bucket,
         package=made,
         node=target.node,
+        address=facts.address,
         idle_minutes=0.0,
         unhealthy_minutes=0.0,
         env=env,
@@ -183,14 +190,24 @@ def _begin(
 
 
 def _leave(machine: Machine, cluster: KnownCluster, say: Say) -> list[str]:
-    """Names what is left there."""
+    """Names what is left there. Raises ``Refused`` if it cannot be reached, or is a node of a namesake."""
     facts = machine.look()
-    if facts.cluster and (facts.cluster, facts.bucket) != (cluster.name, cluster.bucket):
+    if facts.cluster == cluster.name and _place(facts.bucket) != _place(cluster.bucket):
+        raise Refused(
+            f"{machine.node} is a node of a cluster of the same name at {shown(facts.bucket)}", "take that down first"
+        )
+    if facts.cluster and facts.cluster != cluster.name:
         say(f"{machine.node}: is a node of another cluster now, {facts.cluster!r}, and stays it")
         return []
     left, packages = machine.undo()
     say(f"{machine.node}: no node any more" + (f"; packages that stay: {' '.join(packages)}" if packages else ""))
     return [f"{thing} on {machine.node}" for thing in left]
+
+
+def _place(url: str) -> tuple[str, str, str]:
+    """What a cluster's bucket is known by, however its URL is written: the options change with its keys."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc, unquote(parts.path).strip("/")
 
 
 def _drop_others(bucket: Bucket, cluster: KnownCluster, targets: list[Target], say: Say) -> None:

@@ -8,6 +8,7 @@ the machine when it idles, and no setting of apt.
 from __future__ import annotations
 
 import io
+import ipaddress
 import re
 import shlex
 import subprocess
@@ -41,6 +42,8 @@ say system "$(uname -s)"
 [ -d /run/systemd/system ] && say systemd yes
 say python "$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)"
 if [ "$(id -u)" = 0 ]; then say root yes; elif sudo -n true 2>/dev/null; then say root yes; sudo="sudo -n"; fi
+/usr/bin/python3 -c 'import socket; socket.socket(type=socket.SOCK_DGRAM).connect(("192.0.2.1", 9))' 2>/dev/null ||
+  say address "$(echo "$SSH_CONNECTION" | cut -d ' ' -f 3)"
 for file in /etc/ssh/ssh_host_*_key.pub; do [ -e "$file" ] && say host_key "$(cut -d ' ' -f 1,2 "$file")"; done
 $sudo /usr/bin/python3 - <<'END' 2>/dev/null
 import json
@@ -108,6 +111,8 @@ class Facts:
     cluster: str
     """The one that it is a node of, if it is one, and where that has its bucket."""
     bucket: str
+    address: str
+    """Where nothing leads out: the one of its own that this user's ssh came to, which others may reach too."""
     host_keys: tuple[str, ...]
 
 
@@ -154,17 +159,24 @@ class Machine:
         python = (told.get("python") or [""])[0]
         if not python or tuple(map(int, python.split("."))) < _OLDEST_PYTHON:
             troubles.append(f"/usr/bin/python3 is {python or 'missing'}, and 3.10 or later is needed")
+        address = (told.get("address") or [""])[0]
+        if address and not _is_for_others(address):
+            troubles.append(f"no route leads out of it, and ssh came to {address}, where no other machine finds it")
         return Facts(
             troubles=tuple(troubles),
             cluster=(told.get("cluster") or [""])[0],
             bucket=(told.get("bucket") or [""])[0],
+            address=address,
             host_keys=tuple(told.get("host_key", ())),
         )
 
     def about(self, target: Target, facts: Facts) -> SshHost:
-        """How others reach it, from what this user's ssh knows: settings, and the host keys that it went by."""
+        """How others reach it, from what this user's ssh knows: settings, and the host keys that it went by. With
+        them go those that the machine told by that way. Raises ``Refused`` if others cannot go the way there."""
         settings = _settings(self._config, self._words)
         one = {key: values[0] for key, values in settings.items()}
+        if one.get("proxycommand", "none") != "none":
+            raise Refused(f"{target.node} is reached by a ProxyCommand, which is not kept", "use ProxyJump")
         return SshHost(
             node=target.node,
             target=target.text,
@@ -249,6 +261,14 @@ def _told(output: str) -> dict[str, list[str]]:
     for name, value in re.findall(r"^gpuctl:(\w+)=(.+)$", output, re.MULTILINE):
         told.setdefault(name, []).append(value.strip())
     return told
+
+
+def _is_for_others(address: str) -> bool:
+    """Whether another machine may find this one by it."""
+    try:
+        return not ipaddress.ip_address(address).is_loopback and "%" not in address  # a zone is the machine's own
+    except ValueError:
+        return False
 
 
 def _settings(config: Path, words: Sequence[str]) -> dict[str, list[str]]:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuctl.bootstrap.ports import family_of
+
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 SSHD = shutil.which("sshd", path=_PATH)
 _PATIENCE_S = 10
@@ -82,7 +84,7 @@ def serving(
         *options,
     )
     config.write_text("".join(f"{line}\n" for line in lines))
-    listener = socket.create_server((address, 0))
+    listener = socket.create_server((address, 0), family=family_of(address))
     server = Sshd(listener.getsockname()[1], folder, host_key.with_suffix(".pub").read_text().strip(), identity)
     threading.Thread(target=_accept, args=(server, listener, config), daemon=True).start()
     try:

@@ -5,6 +5,7 @@ What it does to machines is tested on ones that may be changed, in tests/machine
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
@@ -28,12 +29,14 @@ from gpuctl.stacks import known, ssh_config
 from gpuctl.stacks.hosts import read_hosts
 from gpuctl.stacks.known import KnownCluster
 from gpuctl.stacks.provider import UpRequest, provider
-from gpuctl.stacks.ssh import bucket_keys
+from gpuctl.stacks.ssh import _place, bucket_keys
 from gpuctl.stacks.ssh_machine import _BEGIN, _NOT_OURS, Machine, Refused, packed, parse_target
 from gpuctl.stacks.ssh_watch import Watch
 from tests import sshd
+from tests.bench.network import entering, is_possible, namespace
 from tests.sshd import Sshd
 
+ROOT = Path(__file__).resolve().parents[2]
 SPEC = NodeSpec(
     cluster="default",
     provider="ssh",
@@ -41,6 +44,24 @@ SPEC = NodeSpec(
     package=Package(wheel="w", sha256="0", constraints="c", constraints_sha256="1"),
     env={"AWS_SECRET_ACCESS_KEY": "not to be seen"},
 )
+_GATEWAY = "ip route add default via 10.77.0.1 dev eth0"
+_LOOKS = """
+import json, sys
+from pathlib import Path
+from gpuctl.stacks import ssh_config
+from gpuctl.stacks.ssh_machine import Machine
+from tests import sshd
+address, home = sys.argv[1], Path.home()
+with sshd.serving(home / "sshd", address=address) as server:
+    (home / ".ssh").mkdir(exist_ok=True)
+    known_hosts = home / "known_hosts"
+    known_hosts.write_text(f"[{address}]:{server.port} {server.host_key}\\n")
+    settings = f"IdentityFile {server.identity}\\nUserKnownHostsFile {known_hosts}\\n"
+    (home / ".ssh/config").write_text(settings)
+    found = Machine("lab", ("-p", str(server.port), address), ssh_config.write("default", []), home).look()
+print(json.dumps([found.address, *found.troubles]))
+"""
+"""Serves a machine's sshd at an address, and prints the address and the troubles that a look at it finds."""
 
 
 @dataclass
@@ -61,6 +82,41 @@ class User:
         logs = self.home / "logs"
         logs.mkdir(exist_ok=True)
         return Machine("lab", words or ("lab",), ssh_config.write("default", []), logs)
+
+
+@dataclass
+class StandIn:
+    """A machine ``lab`` that says nothing leads out of it, keeps only ``node.json`` of what ``begin`` puts there, and
+    tells the bucket at once that it is ready: nothing is changed where this test runs."""
+
+    user: User
+    url: str
+
+    def __post_init__(self) -> None:
+        server, answers = self.user.server, self.user.home / "answers"
+        self.node_json = self.user.home / "node.json"
+        answers.write_text(
+            f"""case "$SSH_ORIGINAL_COMMAND" in
+            *"tar -C / -xf -"*)
+                tar -xO etc/gpuctl/node.json >{self.node_json}
+                mkdir -p {self.url[7:]}/boot
+                echo '{{"node": "lab", "state": "ready"}}' >{self.url[7:]}/boot/lab.json;;
+            *"rm -rf "*) rm {self.node_json};;
+            *)
+                printf 'gpuctl:%s\\n' system=Linux systemd=yes root=yes python=3.11 address=10.77.0.10
+                sed -n 's/.*"cluster": "\\([^"]*\\)".*/gpuctl:cluster=\\1/p' {self.node_json}
+                sed -n 's/.*"bucket": "\\([^"]*\\)".*/gpuctl:bucket=\\1/p' {self.node_json} || true;;
+            esac\n"""
+        )
+        with (server.folder / "sshd_config").open("a") as config:
+            config.write(f"ForceCommand sh {answers}\n")
+
+    def up(self, url: str) -> None:
+        request = UpRequest(name="default", nodes_min=1, nodes_max=1, bucket=url, hosts=("lab",))
+        provider("ssh").up(request, print)
+
+    def down(self, *, force: bool = False) -> list[str]:
+        return provider("ssh").down(known.find("default"), print, force=force)
 
 
 @dataclass
@@ -213,6 +269,55 @@ def test_how_others_reach_it_is_what_this_users_ssh_knows(user: User) -> None:
     assert by_port.about(parse_target("lab"), machine.look()).host_keys[0] == about.host_keys[0]
 
 
+def test_a_machine_that_only_a_command_of_this_user_reaches_is_refused(user: User) -> None:
+    """Others do not have it, and it is not kept."""
+    config = user.home / ".ssh" / "config"
+    usual = config.read_text()
+    to_it = f"exec 3<>/dev/tcp/127.0.0.1/{user.server.port}; cat <&3 & exec cat >&3"
+    config.write_text(f"Host lab\n  ProxyCommand bash -c '{to_it}'\n{usual}")
+    machine = user.machine()
+    facts = machine.look()
+    with pytest.raises(Refused, match="lab is reached by a ProxyCommand, which is not kept; use ProxyJump"):
+        machine.about(parse_target("lab"), facts)
+    config.write_text(f"Host lab\n  ProxyCommand none\n{usual}")
+    assert machine.about(parse_target("lab"), facts).host == "127.0.0.1"
+    config.write_text(f"Host lab\n  ProxyJump gate\n{usual}")
+    assert machine.about(parse_target("lab"), facts).jump == "gate"
+
+
+@pytest.mark.parametrize("address", ["10.77.0.10", "fd77::10", "127.0.0.1"])
+def test_where_nothing_leads_out_of_a_machine_it_has_the_address_that_ssh_came_to(tmp_path: Path, address: str) -> None:
+    if not is_possible():
+        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    holder = namespace()
+    try:
+        inside = entering(holder)
+        for command in (
+            "ip link set lo up",
+            "ip link add eth0 type veth peer name far",
+            "ip link set far up",
+            "ip link set eth0 up",
+            "ip addr add 10.77.0.10/24 dev eth0",
+            "ip -6 addr add fd77::10/64 dev eth0 nodad",
+        ):
+            subprocess.run([*inside, *command.split()], check=True, timeout=20)
+
+        def look() -> list[str]:
+            env = {**os.environ, "HOME": str(tmp_path), "GPUCTL_STATE_DIR": str(tmp_path / "state")}
+            command = [*inside, sys.executable, "-c", _LOOKS, address]
+            done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, timeout=60, check=True)
+            found: list[str] = json.loads(done.stdout)
+            return [one for one in found if "route" in one or one == address]
+
+        trouble = "no route leads out of it, and ssh came to 127.0.0.1, where no other machine finds it"
+        assert look() == ([address, trouble] if address == "127.0.0.1" else [address])
+        subprocess.run([*inside, *_GATEWAY.split()], check=True, timeout=20)
+        assert look() == [], "the way out goes before"
+    finally:
+        holder.kill()
+        holder.wait()
+
+
 def test_a_machine_whose_host_key_nobody_knows_is_refused(user: User) -> None:
     user.known_hosts.write_text("")
     with pytest.raises(Refused, match=r"nobody here knows the host key of lab; log in once and compare it: ssh lab"):
@@ -251,6 +356,52 @@ def test_all_that_cannot_be_nodes_are_named_and_nothing_is_left_of_them(file_url
     cluster = known.find("default")
     assert provider("ssh").down(cluster, said.append) == []
     assert open_bucket(file_url).get(layout.CLUSTER) is None
+
+
+# -- whose node it is --------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_a_way_out_is_told_the_address_that_up_came_to(user: User, file_url: str) -> None:
+    machine = StandIn(user, file_url)
+    machine.up(file_url)
+    assert json.loads(machine.node_json.read_text())["address"] == "10.77.0.10"
+
+
+def test_a_bucket_whose_url_is_written_otherwise_is_the_same_one(user: User, file_url: str) -> None:
+    machine = StandIn(user, file_url)
+    machine.up(file_url)
+    machine.up(f"{file_url}/")
+    known.remember(KnownCluster(name="default", provider="ssh", bucket=f"{file_url}//"))
+    assert machine.down() == []
+    assert not machine.node_json.exists(), "it was not left"
+
+
+def test_neither_keys_nor_their_order_make_another_bucket() -> None:
+    first = _place("s3://bucket/lab/x?region=a&endpoint=https://minio:9000&access_key_id=1")
+    assert first == _place("s3://bucket/lab%2Fx/?access_key_id=2&endpoint=https://minio:9000&region=a")
+    others = ("s3://bucket/lab/y", "s3://lab/x", "gs://bucket/lab/x", "s3://bucket")
+    assert first not in {_place(url) for url in others}
+
+
+def test_a_machine_of_a_namesake_is_named_as_left(user: User, file_url: str) -> None:
+    machine = StandIn(user, file_url)
+    machine.up(file_url)
+    machine.node_json.write_text(machine.node_json.read_text().replace(file_url, "s3://else/lab?secret_access_key=x"))
+    said = "gpuctl on lab: lab is a node of a cluster of the same name at s3://else/lab"
+    assert machine.down() == [said]
+    assert machine.node_json.exists()
+    assert known.find("default").bucket == file_url
+    assert machine.down(force=True) == []
+    assert machine.node_json.exists()
+
+
+def test_a_cluster_is_not_forgotten_for_a_namesake_that_its_machines_refuse(user: User, file_url: str) -> None:
+    machine = StandIn(user, file_url)
+    machine.up(file_url)
+    with pytest.raises(GpuctlError, match="1 of 1 machines did not become nodes: lab"):
+        machine.up(f"{file_url}-else")
+    assert machine.down() == []
+    assert not machine.node_json.exists()
 
 
 # -- a machine that is dropped -----------------------------------------------------------------------------------------
