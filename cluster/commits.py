@@ -6,7 +6,8 @@ manifest, then the commit; a commit without the old ones, then their deletion. I
 A checkpoint may refer to parts of the one before, its *base* (see ``manifest``). That is safe because it can only be
 committed while the base is in the log, and a part is only deleted after a commit to that log, when no entry of it needs
 the part. So whoever removes the base either does it first, and the commit is refused (``BaseGone``), or later, and
-finds the part needed.
+finds the part needed. A base that this round has not written itself may have lost parts in the bucket, though it was
+restored, from nearer copies: then the commit is refused as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 
 import msgspec
@@ -35,7 +36,7 @@ _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class BaseGone(GpuctlError):
-    """The checkpoint that another one refers to has been removed meanwhile: write it whole."""
+    """The checkpoint that another one refers to has been removed meanwhile, or is not all there: write it whole."""
 
 
 def ledger_of(store: Store) -> Ledger[CheckpointLog]:
@@ -62,7 +63,8 @@ class Commits:
         self._dropped: list[CheckpointEntry] = []
         self._condemned: list[str] = []
         self._swept = False
-        self._manifests: dict[str, Manifest] = {}
+        self._newest: str | None = None
+        self._keys: dict[str, set[str]] = {}
         self.round = 0
 
     def begin(self) -> tuple[int, tuple[CheckpointEntry, ...]]:
@@ -92,6 +94,8 @@ class Commits:
         Raises ``Fenced`` if a newer round has begun, ``BaseGone``, and ``StoreUnavailable``, after which the same call
         may be made again.
         """
+        if base is not None and base != self._newest:
+            self._check_parts(manifest, entry.path)
         data = msgspec.json.encode(manifest)
         # JSON has no NaN: it would be written as null, and no one could read the log any more.
         told = {name: value for name, value in entry.metrics.items() if isfinite(value)}
@@ -113,7 +117,8 @@ class Commits:
                 self._version = Version(log, -1)  # unknown: the next call reads
                 raise
             self._version = self._ledger.read()
-        self._manifests[entry.path] = manifest
+        self._newest = entry.path
+        self._remember(entry, manifest.keys() | {manifest_key(entry)})
         return entry
 
     @property
@@ -125,20 +130,19 @@ class Commits:
         """Delete what only dropped checkpoints needed and, once a round, what dead rounds left behind; as long as
         ``goes_on``, which is asked before each request or list of keys.
 
-        Raises ``StoreError``, ``StoreUnavailable``, or ``Damaged`` if a manifest cannot be read, and with it what it
-        needs. What is left, then or when it was broken off, goes with the next call, or the next round.
+        Raises ``StoreError``, ``StoreUnavailable``, or ``Damaged`` if only another version of gpuctl can read a
+        manifest. What is left, then or when it was broken off, goes with the next call, or the next round.
         """
         if (not self.owed and self._swept) or not goes_on():
             return
-        needed = self._needed(self._log().entries)
         while self.owed:
             if not self._condemned:
-                self._condemned = sorted(self._keys_of(self._dropped[-1]) - needed)
-                self._manifests.pop(self._dropped.pop().path, None)
+                self._condemned = self._unneeded(self._keys_of(self._dropped[-1]))
+                self._dropped.pop()
             if not self._execute(goes_on):
                 return
         if not self._swept and goes_on():
-            self._condemned = [item.key for item in left_over(self._store, needed, self.round)]
+            self._condemned = self._unneeded(item.key for item in left_over(self._store, set(), self.round))
             self._swept = True
             self._execute(goes_on)
 
@@ -160,19 +164,57 @@ class Commits:
         self._check_fence(log)
         return log.fence == self.round or self._try(replace(log, fence=self.round))
 
-    def _needed(self, entries: Sequence[CheckpointEntry]) -> set[str]:
-        for entry in entries:
-            if entry.path not in self._manifests:
-                self._manifests[entry.path] = read_manifest(self._store, entry)
-        return {key for entry in entries for key in self._manifests[entry.path].keys() | {manifest_key(entry)}}
+    def _check_parts(self, manifest: Manifest, path: str) -> None:
+        """That the bucket has what the checkpoint at ``path`` refers to, in its size: one list for each folder. Changed
+        bytes are not looked for. Raises ``BaseGone``."""
+        referred = [part for part in manifest.parts if _folder(part.key) != path]
+        there = {
+            item.key: item.size for at in {_folder(part.key) for part in referred} for item in self._store.list(at)
+        }
+        lost = [part.key for part in referred if there.get(part.key) != part.size]
+        if lost:
+            raise BaseGone(f"the bucket has lost {len(lost)} of the parts that {path} refers to, such as {lost[0]}")
+
+    def _remember(self, entry: CheckpointEntry, keys: set[str]) -> None:
+        """Where checkpoints are dropped, each time it is asked what those that stay need; else hardly ever."""
+        if self._retention.last is not None:
+            self._keys[entry.path] = keys
+
+    def _unneeded(self, keys: Iterable[str]) -> list[str]:
+        """Those that no checkpoint in the log needs. What is in the folder of one is its own, and takes no reading."""
+        entries = self._log().entries
+        paths = {entry.path for entry in entries}
+        found = {key for key in keys if _folder(key) not in paths}
+        for entry in entries if found else ():
+            found -= self._needed_by(entry)
+        paths |= {entry.path for entry in self._dropped}
+        self._keys = {path: known for path, known in self._keys.items() if path in paths}
+        return sorted(found)
+
+    def _needed_by(self, entry: CheckpointEntry) -> set[str]:
+        """Of one whose manifest is lost nothing can be restored any more: it needs nothing outside of its folder."""
+        if entry.path not in self._keys:
+            try:
+                found = needed_by(self._store, [entry])
+            except Damaged:
+                if not self._is_lost(entry):
+                    raise
+                found = set()
+            self._remember(entry, found)
+            return found
+        return self._keys[entry.path]
+
+    def _is_lost(self, entry: CheckpointEntry) -> bool:
+        """Whether its manifest is not there, or not what was written. Parts may go for it, so this reads it again."""
+        data = self._store.get(manifest_key(entry))
+        return data is None or digest(data) != entry.digest
 
     def _keys_of(self, dropped: CheckpointEntry) -> set[str]:
         """What it consisted of; of a damaged one, what is found in its folder."""
         try:
-            manifest = self._manifests.get(dropped.path) or read_manifest(self._store, dropped)
+            return self._keys.get(dropped.path) or needed_by(self._store, [dropped])
         except Damaged:
             return {item.key for item in self._store.list(dropped.path)}
-        return manifest.keys() | {manifest_key(dropped)}
 
     def _log(self) -> CheckpointLog:
         if self._version.number < 0:
@@ -191,6 +233,10 @@ class Commits:
             return False
         self._version = Version(log, self._version.number + 1)
         return True
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 def needed_by(store: Store, entries: Sequence[CheckpointEntry]) -> set[str]:

@@ -301,7 +301,8 @@ class Saver:
             entry = self._entry(save, folder_of(save.step, self._round, self._mark, number), manifest)
             base = self._base if entry.written < entry.bytes else None
             return Outcome(entry=persist(lambda: self._put(save, entry, manifest, base), save.called_off, save.tell))
-        except BaseGone:
+        except BaseGone as error:
+            say(f"{error.message}: the checkpoint of step {save.step} is written whole")
             return Outcome(again=True)
         except Fenced as error:
             return Outcome(fenced=error.message)

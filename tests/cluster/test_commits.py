@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuctl import Checkpointer
 from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.commits import BaseGone, Commits, remove
-from gpuctl.cluster.errors import Fenced, StoreError, StoreUnavailable
+from gpuctl.cluster.errors import Damaged, Fenced, StoreError, StoreUnavailable
 from gpuctl.cluster.ledger import Ledger
-from gpuctl.cluster.manifest import MANIFEST, Manifest, Part
+from gpuctl.cluster.manifest import MANIFEST, Manifest, Part, digest
 from gpuctl.cluster.records import CheckpointEntry, CheckpointLog
 from gpuctl.cluster.retention import Retention
 from tests.cluster.faults import FaultyStore, Proxy, Trouble
@@ -30,10 +33,10 @@ def folders(store: Bucket) -> set[int]:
 
 
 def commit(commits: Commits, step: int, parts: tuple[str, ...] = (), base: str | None = None, path: str = "") -> None:
-    """One whose manifest names ``parts``."""
+    """One whose manifest names ``parts``, of 5 bytes each."""
     path = path or f"{step}-r{commits.round}.0"
     entry = CheckpointEntry(step=step, round=commits.round, path=path, digest="", bytes=1, written=1, world=1)
-    named = tuple(Part(key, 0, ()) for key in parts)
+    named = tuple(Part(key, 5, ("of one block",)) for key in parts)
     commits.commit(entry, Manifest(step=step, parts=named, tensors={}, values={}), base)
 
 
@@ -113,6 +116,145 @@ def test_a_checkpoint_whose_base_was_removed_meanwhile_is_refused(file_url: str)
     with pytest.raises(BaseGone):
         commit(commits, 2, ("1-r1.0/part",), base="1-r1.0")
     assert committed(store) == []
+
+
+def harm(store: Bucket, key: str, how: str) -> None:
+    if how == "missing":
+        store.delete([key])
+    else:
+        store.put(key, (store.get(key) or b"")[:-1])
+
+
+@pytest.mark.parametrize("how", ["missing", "cut"])
+def test_a_later_round_refers_to_no_part_that_the_bucket_has_lost(bucket_url: str, how: str) -> None:
+    store = open_bucket(bucket_url)
+    keys = tuple(f"{step}-r1.0/part" for step in (1, 2))
+    first = Commits(store, 1, ALL)
+    first.begin()
+    for step, key in enumerate(keys, 1):
+        store.put(key, b"bytes")
+        commit(first, step, keys[:step])
+    harm(store, keys[0], how)
+    later = Commits(store, 2, ALL)
+    later.begin()
+    with pytest.raises(BaseGone, match=r"has lost 1 of the parts that 3-r2.0 refers to, such as 1-r1.0/part"):
+        commit(later, 3, keys, base="2-r1.0")
+    assert committed(store) == [(1, 1), (2, 1)]
+    store.put(keys[0], b"bytes")
+    commit(later, 3, keys, base="2-r1.0")
+    assert committed(store) == [(1, 1), (2, 1), (3, 2)]
+
+
+def test_it_looks_for_parts_once_and_not_for_those_that_it_has_committed_itself(file_url: str) -> None:
+    store = FaultyStore(open_bucket(file_url))
+    store.put("1-r1.0/part", b"bytes")
+    before = Commits(store, 1, ALL)
+    before.begin()
+    commit(before, 1, ("1-r1.0/part",))
+    commits = Commits(store, 2, ALL)
+    commits.begin()
+    asked = []
+    for step in range(2, 5):
+        store.calls.clear()
+        commit(commits, step, ("1-r1.0/part",), base=f"{step - 1}-r{min(step - 1, 2)}.0")
+        asked.append(store.calls[: store.calls.index("create")])
+    assert asked == [["list", "put"], ["put"], ["put"]]
+
+
+@pytest.mark.parametrize("how", ["missing", "cut"])
+def test_a_checkpoint_whose_manifest_is_lost_keeps_its_own_folder_and_holds_up_nothing_else(
+    file_url: str, how: str
+) -> None:
+    store = open_bucket(file_url)
+    commits = Commits(store, 1, ALL)
+    commits.begin()
+    for name in ("1-r1.0/shared", "1-r1.0/own", "100-r1.0/part", "101-r1.0/part"):
+        store.put(name, b"bytes")
+    commit(commits, 1, ("1-r1.0/shared", "1-r1.0/own"))
+    commit(commits, 100, ("1-r1.0/shared", "100-r1.0/part"))
+    commit(commits, 101, ("101-r1.0/part",))
+    harm(store, f"100-r1.0/{MANIFEST}", how)
+    later = Commits(store, 2, Retention(last=1, every=100))
+    later.begin()
+    for step in (102, 103):
+        commit(later, step)
+        later.tidy()
+    assert committed(store) == [(100, 1), (103, 2)]
+    left = {item.key for item in store.list("") if not item.key.startswith("ledger/")}
+    assert left - {f"100-r1.0/{MANIFEST}"} == {"100-r1.0/part", f"103-r2.0/{MANIFEST}"}, "the rest only it needed"
+
+
+def test_what_a_manifest_of_another_version_names_is_not_deleted(file_url: str) -> None:
+    store = open_bucket(file_url)
+    commits = Commits(store, 1, ALL)
+    commits.begin()
+    store.put("1-r1.0/shared", b"bytes")
+    commit(commits, 1, ("1-r1.0/shared",))
+    commit(commits, 100, ("1-r1.0/shared",))
+    ledger = Ledger(store, "ledger", CheckpointLog)
+    version = ledger.read()
+    assert version.value is not None
+    first, newest = version.value.entries
+    data = msgspec.json.encode(msgspec.json.decode(store.get(f"{newest.path}/{MANIFEST}") or b"") | {"format": 99})
+    store.put(f"{newest.path}/{MANIFEST}", data)
+    log = replace(version.value, entries=(first, replace(newest, digest=digest(data))))
+    assert ledger.commit(log, version.number)
+    later = Commits(store, 2, Retention(last=1, every=100))
+    later.begin()
+    commit(later, 101)
+    with pytest.raises(Damaged, match="has format 99"):
+        later.tidy()
+    assert store.get("1-r1.0/shared") == b"bytes"
+
+
+def test_where_all_stay_no_manifest_is_read_and_none_is_held(file_url: str) -> None:
+    store = FaultyStore(open_bucket(file_url))
+    one = Commits(store, 1, ALL)
+    one.begin()
+    tracemalloc.start()
+    try:
+        for step in range(1, 9):
+            commit(one, step, tuple(f"{step}-r1.0/{number:05d}" for number in range(2000)))
+            one.tidy()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2000 * 50, "the keys of one are more"
+    later = Commits(store, 2, ALL)
+    later.begin()
+    store.calls.clear()
+    later.tidy()
+    assert store.calls == ["list"], "for what dead rounds have left: nothing"
+
+
+def test_what_stays_is_known_by_its_keys_and_what_has_gone_is_forgotten(file_url: str) -> None:
+    store = FaultyStore(open_bucket(file_url))
+    commits = Commits(store, 1, Retention(last=2))
+    commits.begin()
+    tracemalloc.start()
+    held = []
+    try:
+        for step in range(1, 25):
+            commit(commits, step, tuple(f"{step}-r1.0/{number:05d}" for number in range(500)))
+            commits.tidy()
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert held[-1] < 1.5 * held[4]
+    assert store.calls.count("get") < 24, "each manifest is known from its commit"
+
+
+def test_the_sweep_is_put_off_like_any_other_deletion(file_url: str) -> None:
+    store = FaultyStore(open_bucket(file_url))
+    store.put("7-r1.0/part", b"of a round that died")
+    commits = Commits(store, 2, ALL)
+    commits.begin()
+    store.calls.clear()
+    answers = iter([True, False])
+    commits.tidy(lambda: next(answers))
+    assert store.calls == []
+    commits.tidy()
+    assert store.get("7-r1.0/part") is None
 
 
 def test_removing_a_checkpoint_leaves_what_another_one_refers_to(file_url: str) -> None:

@@ -148,3 +148,20 @@ def test_a_neighbour_that_says_nothing_is_waited_for_once(tmp_path: Path) -> Non
         assert copies.keep("1-r1.aa-0", part, memoryview(b"data")) == ("a",)
         assert copies.keep("1-r1.aa-0", part, memoryview(b"data")) == ("a",)
     assert said == ["no more copies of checkpoints on the neighbour b: timed out; they are in the bucket"]
+
+
+def test_what_the_bucket_has_lost_is_written_anew_though_the_nodes_have_it(nodes: Nodes) -> None:
+    run(1, tiered.save_some, nodes.begin(1, ["a"]), [1])
+    lose_parts_of_bucket(nodes)
+    with Ranks(2, tiered.save_unchanged, nodes.begin(2, ["a", "b"]), 2) as ranks:
+        ends = ranks.wait()
+    assert [end.code for end in ends] == [0, 0], ends
+    assert "MB from this node" in ends[0].said
+    assert "bucket has lost" in ends[0].said
+    assert "the checkpoint of step 2 is written whole" in ends[0].said
+    shutil.rmtree(nodes.tier("a"))
+    shutil.rmtree(nodes.tier("b"))
+    (end,) = restored(nodes, 3, ["c"])
+    assert end.code == 0, end.said
+    step, found = end.value
+    assert (step, same(found, ends[0].value)) == (2, True)

@@ -79,6 +79,15 @@ def save_some(envs: list[dict[str, str]], steps: Sequence[int]) -> dict[str, Any
     return bodies.facts(state)
 
 
+def save_unchanged(envs: list[dict[str, str]], step: int) -> dict[str, Any]:
+    """Restore, and save the same as ``step``."""
+    _as_node(envs)
+    state, checkpointer = bodies.training(seed=1), Checkpointer()
+    assert checkpointer.restore(state) is not None
+    bodies.kept(checkpointer, step, state)
+    return bodies.facts(state)
+
+
 def restore(envs: list[dict[str, str]]) -> tuple[int | None, dict[str, Any]]:
     _as_node(envs)
     state = bodies.training(seed=1)
