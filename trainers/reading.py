@@ -11,7 +11,6 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
@@ -25,6 +24,7 @@ from gpuctl.cluster.errors import Damaged, StoreError
 from gpuctl.cluster.manifest import BLOCK_BYTES, Chunk, Manifest, Part, Piece, digest
 from gpuctl.trainers.raw import copy_flat, flat_bytes, is_plain
 from gpuctl.trainers.state import dtype_of
+from gpuctl.trainers.threads import in_threads
 
 # Nobody writes to what was read; torch says so once for each process.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -133,8 +133,8 @@ def load(
     parts: Parts,
     threads: int,
 ) -> None:
-    """Fill the box ``target_of(item)`` of each item with what is stored. Raises what ``Parts.read`` raises; the targets
-    are then partly filled."""
+    """Fill the box ``target_of(item)`` of each item with what is stored. Raises what the first read that fails raises,
+    once those beside it have ended, and begins no other; the targets are then partly filled."""
     wanted: dict[int, list[_Want]] = {}
     for item in items:
         tensor = manifest.tensors[item.storage_index.fqn]
@@ -147,9 +147,7 @@ def load(
             for want in _wants(slab, chunk.pieces, ends):
                 wanted.setdefault(want.piece.part, []).append(want)
     reads = [(manifest.parts[number], run) for number in sorted(wanted) for run in _runs(wanted[number])]
-    with ThreadPoolExecutor(threads, "gpuctl-restore") as pool:
-        for done in [pool.submit(_read, part, run, parts) for part, run in reads]:
-            done.result()
+    in_threads(lambda read: _read(*read, parts), reads, min(threads, len(reads)))
 
 
 @dataclass(frozen=True, slots=True)
