@@ -18,8 +18,10 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_bytes(tensor: torch.Tensor, low: int, high: int, out: torch.Tensor) -> None:
-    """Bytes ``[low, high)`` of ``tensor``, in row-major order, to the bytes ``out``, without a copy in between. Both
-    ends are at whole elements."""
+    """Bytes ``[low, high)`` of ``tensor``, in row-major order, to the bytes ``out``. Both ends are at whole elements.
+
+    On the host there is no copy in between. Of what is not contiguous on a GPU torch makes one there, of these bytes.
+    """
     if low >= high:
         return
     if is_plain(tensor):

@@ -5,7 +5,8 @@ parameter under DDP, a shard that HSDP has copies of) is laid end to end in the 
 equal stretches as there are holders; so even one huge tensor is written by all of them. A cut falls on a multiple of 64
 bytes from the tensor's beginning, which is a whole number of elements of any dtype.
 
-Frozen parameters come first, so that the parts of the ones that never change hold nothing that does (see ``manifest``).
+Frozen parameters come first, in parts of their own, so that what never changes is not written again with what does (see
+``staging``).
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Share:
     values: tuple[str, ...]
     aliases: dict[str, str]
     """Tensors that are another one under another name: they are written once."""
+    frozen: int = 0
+    """How many of the slices, from the first on, are of frozen parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ def share_of(contents: Contents, rank: int, world: int, holders: Holders | None 
     values = [name for name in contents.values if holders is None or holders.ranks[name][0] == rank]
     if holders is None and rank != 0:
         values = [name for name in values if name.startswith("@rng.")]
-    return Share(boxes, tuple(slices), tuple(values), aliases)
+    return Share(boxes, tuple(slices), tuple(values), aliases, sum(part.name in frozen for part in slices))
 
 
 def _box(name: str, tensor: Tensor) -> Box:

@@ -62,7 +62,8 @@ class Laid:
 
 
 def lay(share: Share, values: dict[str, bytes]) -> Laid:
-    """Tensors first; then values, in parts of their own, since they change with every save."""
+    """Tensors first, those that never change before the others; then values, which change with every save. Each of the
+    three in parts of its own."""
     end = 0
     slices = []
     for part in share.slices:
@@ -71,13 +72,14 @@ def lay(share: Share, values: dict[str, bytes]) -> Laid:
     part_bytes = PART_BYTES
     while end > part_bytes * _MANY and part_bytes < _MOST_PART_BYTES:
         part_bytes *= 2
-    cuts = [*range(0, end, part_bytes)]
+    tensors = end
+    frozen = slices[share.frozen][1] if share.frozen < len(slices) else end
     placed = []
-    begin = end
     for name in share.values:
         placed.append((name, end, len(values[name])))
         end += _up(len(values[name]))
-    return Laid((*cuts, *range(begin, end, part_bytes), end), tuple(slices), tuple(placed))
+    begins = (at for low, high in pairwise((0, frozen, tensors, end)) for at in range(low, high, part_bytes))
+    return Laid((*begins, end), tuple(slices), tuple(placed))
 
 
 class Staging:
@@ -113,7 +115,8 @@ class Staging:
         ]
         on_gpu = [copy for copy in copies if copy.tensor.is_cuda]
         for copy in on_gpu:
-            copy.run()
+            for piece in [copy] if is_plain(copy.tensor) else copy.cut():
+                piece.run()
         on_host = [piece for copy in copies if not copy.tensor.is_cuda for piece in copy.cut()]
         threads = min(_MOST_THREADS, spare_cores(torch.get_num_threads()), laid.size // _WORTH_A_THREAD)
         if threads > 1:

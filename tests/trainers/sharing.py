@@ -31,9 +31,20 @@ def twins(tied: bool, frozen: bool = False) -> nn.ModuleList:
     return nn.ModuleList([first, second])
 
 
-def save_seen_differently(url: str) -> None:
-    """Rank 1 has one tensor under two names where rank 0 has two."""
-    alone = dist.get_rank() == 0
+def save_seen_differently(url: str, by: int) -> None:
+    """Rank ``by`` has one tensor under two names where the other has two, and alone trains all of them."""
+    alone = dist.get_rank() == by
     last, best = torch.zeros(100), torch.ones(100)
-    values = {"last": last, "best": best if alone else last}
-    kept(Checkpointer(url), 1, {"model": twins(tied=not alone), "other": twins(False, frozen=alone), "values": values})
+    values = {"last": last, "best": last if alone else best}
+    kept(Checkpointer(url), 1, {"model": twins(tied=alone), "other": twins(False, frozen=not alone), "values": values})
+
+
+def save_frozen(url: str) -> None:
+    """Two steps of a model of which only a little is trained."""
+    torch.manual_seed(0)
+    frozen, trained, checkpointer = nn.Linear(256, 256), nn.Linear(4, 4), Checkpointer(url)
+    frozen.requires_grad_(False)
+    for step in (1, 2):
+        with torch.no_grad():
+            trained.weight += 1
+        kept(checkpointer, step, {"model": nn.Sequential(frozen, trained)})

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from gpuctl import Checkpointer
+from gpuctl.cluster.bucket import open_bucket
 from gpuctl.trainers.shares import outline
 from gpuctl.trainers.state import contents_of
 from tests.trainers import sharing
 from tests.trainers.bodies import kept, same
 from tests.trainers.ranks import run
+from tests.trainers.wholeness import committed
 
 
 def test_an_average_that_begins_as_the_weights_themselves_is_kept_once_it_is_its_own(file_url: str) -> None:
@@ -45,8 +48,9 @@ def test_ranks_that_hold_the_same_from_the_second_save_on_share_the_work_from_th
     assert Checkpointer(file_url).restore(found) == 2
 
 
-def test_what_is_one_tensor_on_one_rank_alone_is_written_as_two(file_url: str) -> None:
-    run(2, sharing.save_seen_differently, file_url)
+@pytest.mark.parametrize("by", [0, 1])
+def test_what_is_one_tensor_on_one_rank_alone_is_written_as_two(file_url: str, by: int) -> None:
+    run(2, sharing.save_seen_differently, file_url, by)
     found: dict[str, Any] = {"model": sharing.twins(False), "other": sharing.twins(False), "values": None}
     for item in ("model", "other"):
         for parameter in found[item].parameters():
@@ -54,7 +58,16 @@ def test_what_is_one_tensor_on_one_rank_alone_is_written_as_two(file_url: str) -
     assert Checkpointer(file_url).restore(found) == 1
     for item in ("model", "other"):
         assert same(dict(found[item].state_dict()), dict(sharing.twins(False).state_dict()))
-    assert same(found["values"], {"last": torch.zeros(100), "best": torch.ones(100)})
+    best = torch.zeros(100) if by == 0 else torch.ones(100)
+    assert same(found["values"], {"last": torch.zeros(100), "best": best})
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_frozen_parameters_are_not_written_again_with_what_is_trained(file_url: str, world: int) -> None:
+    run(world, sharing.save_frozen, file_url)
+    first, second = committed(open_bucket(file_url))
+    assert first.written == first.bytes == second.bytes
+    assert second.written < 64 * 1024 < 256 * 256 * 4 // world, "the generators of each rank, the values, a few weights"
 
 
 def test_views_of_one_memory_that_read_it_otherwise_are_written_apart(file_url: str) -> None:
