@@ -98,7 +98,7 @@ class Commits:
             self._check_parts(manifest, entry.path)
         data = msgspec.json.encode(manifest)
         # JSON has no NaN: it would be written as null, and no one could read the log any more.
-        told = {name: value for name, value in entry.metrics.items() if isfinite(value)}
+        told = {name: float(value) for name, value in entry.metrics.items() if isfinite(value)}
         entry = replace(entry, digest=digest(data), metrics=told)
         self._store.put(manifest_key(entry), data)
         while True:

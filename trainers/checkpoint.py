@@ -18,11 +18,12 @@ than the step, put it into the state as well.
 from __future__ import annotations
 
 import contextlib
+import operator
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -150,7 +151,8 @@ class Checkpointer:
         """Call it after each optimizer step, with the number of steps done: saves when one is due; and when this
         machine is about to be taken, saves at a step that all ranks agree on, and ends the process with code 0.
 
-        ``metrics`` are kept with the checkpoint, for ``Retention.best``. Raises what ``should_stop`` does.
+        ``metrics`` are kept with the checkpoint, for ``Retention.best``: numbers, or tensors and arrays of one. Raises
+        what ``should_stop`` and ``save`` do.
         """
         if self.should_stop(step):
             self._save_in_time(step, state, metrics)
@@ -165,7 +167,7 @@ class Checkpointer:
         happens to ``state`` from then on is in the checkpoint. It is committed some time later (``wait``).
 
         A step that this round has already saved or restored is not written again. Raises ``BadInput`` for a state that
-        cannot be kept, and ``Fenced`` if a newer round has begun.
+        cannot be kept, or a metric that is no number, and ``Fenced`` if a newer round has begun.
         """
         self._save(step, state, "asked", metrics)
 
@@ -224,7 +226,10 @@ class Checkpointer:
         metrics: Mapping[str, float] | None,
         deadline: float | None = None,
     ) -> None:
-        if self._store is None or self._is_kept(step):
+        if self._store is None:
+            return
+        step, numbers = _count(step), _numbers(metrics or {})
+        if self._is_kept(step):
             return
         if self._saver is None:
             self._begin(self._store)
@@ -249,7 +254,7 @@ class Checkpointer:
             laid=laid,
             data=staging.fill(laid, contents),
             staging=staging,
-            metrics=dict(metrics or {}),
+            metrics=numbers,
             deadline=deadline,
             begun=begun,
         )
@@ -264,6 +269,8 @@ class Checkpointer:
         deadline, flying, usual_s = self._hurry(), [], None
         if self._saver is not None:
             flying, usual_s = self._saver.in_flight(), self._saver.took_s
+        if usual_s is None and flying:
+            usual_s = flying[0].in_all_s()
         left_s = None if deadline is None else deadline - time.monotonic()
         choice = choose(left_s, usual_s, [save.remaining_s(usual_s) for save in flying])
         if World.now().size > 1 and self._saver is not None:
@@ -433,6 +440,24 @@ class Checkpointer:
         if isinstance(answer[0], GpuctlError):
             raise answer[0]
         return answer[0]  # type: ignore[return-value]
+
+
+def _count(step: int) -> int:
+    """Of Python's own kind: NumPy's, say, is not JSON."""
+    try:
+        return operator.index(step)
+    except TypeError as error:
+        raise BadInput(f"step={step!r} is not a number of optimizer steps", "use an int") from error
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for name, value in metrics.items():
+        try:
+            found[name] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"metrics[{name!r}] is not a number but {value!r}", "give a float") from error
+    return found
 
 
 def _open(url: str | None, context: WorkerContext | None) -> PartStore | None:

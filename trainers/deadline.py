@@ -22,12 +22,13 @@ def choose(left_s: float | None, new_s: float | None, flying_s: Sequence[float])
     finish them.
 
     ``left_s`` is the time left (``None``: nobody has said), ``new_s`` what a new save is expected to take (``None``:
-    none was made yet), ``flying_s`` what each of those on their way still needs, one after the other.
+    none was made yet, and the first one has not come far enough to tell; its head start is worth more than the steps
+    since), ``flying_s`` what each of those on their way still needs, one after the other.
     """
     if not flying_s:
         return "both"
-    if left_s is None or (new_s is not None and new_s + sum(flying_s) <= _SAFETY * left_s):
+    if left_s is None or new_s is None or new_s + sum(flying_s) <= _SAFETY * left_s:
         return "both"
-    if new_s is None or new_s <= _SAFETY * left_s:
+    if new_s <= _SAFETY * left_s:
         return "new"
     return "flying" if flying_s[0] < new_s else "new"

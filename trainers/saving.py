@@ -11,6 +11,7 @@ is about to be taken has no time for that.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -72,6 +73,11 @@ class Save:
         told = 10 * self.uploaded >= self.laid.size  # the first parts to arrive are the small ones
         by_bytes_s = elapsed_s * (self.laid.size / self.uploaded - 1) if told else float("inf")
         return by_bytes_s if usual_s is None else max(usual_s - elapsed_s, by_bytes_s if told else 0.0)
+
+    def in_all_s(self) -> float | None:
+        """Estimate of what it takes from its begin to its commit; ``None`` if it has not come far enough to tell."""
+        in_all_s = self.spent_s() + self.remaining_s(None)
+        return in_all_s if math.isfinite(in_all_s) else None
 
     def spent_s(self) -> float:
         """So far, for the copy and the upload. That it stood behind another one does not count."""

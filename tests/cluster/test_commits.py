@@ -6,6 +6,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -339,6 +340,18 @@ def test_a_round_begins_though_the_connection_breaks_as_it_raises_the_fence(
     assert Commits(faulty, 4, ALL).begin() == (4, ())
     with pytest.raises(Fenced):
         Commits(store, 3, ALL).begin()
+
+
+def test_a_metric_of_another_kind_is_kept_as_a_number(file_url: str) -> None:
+    store = open_bucket(file_url)
+    commits = Commits(store, 1, ALL)
+    commits.begin()
+    metrics = {"loss": np.float32(0.5), "none": float("nan")}
+    entry = CheckpointEntry(step=1, round=1, path="1-r1.0", digest="", bytes=1, written=1, world=1, metrics=metrics)  # type: ignore[arg-type]
+    commits.commit(entry, Manifest(step=1, parts=(), tensors={}, values={}))
+    log = Ledger(store, "ledger", CheckpointLog).read().value
+    assert log is not None
+    assert log.entries[0].metrics == {"loss": 0.5}
 
 
 def test_a_deletion_that_fails_costs_a_line_and_is_done_the_next_time(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from gpuctl import Checkpointer
 from gpuctl.cluster.worker import DEADLINE
 from gpuctl.trainers.uploading import Limits
+from tests.trainers.noticed import until
 
 _PARTS_S = 0.5
 """What one part of 16 MiB takes."""
@@ -36,6 +38,29 @@ def noticed_behind_two(left: float) -> None:
             Path(os.environ["GPUCTL_ROUND_DIR"], DEADLINE).write_text(f"{time.monotonic() + left * took_s:.3f}")
             os.kill(os.getpid(), signal.SIGTERM)
         checkpointer.step(step, state)
+
+
+def noticed_in_the_first_save(left_s: float) -> None:
+    """Nothing is committed yet, half of step 1 is in the bucket, and step 2 is the last."""
+    checkpointer = Checkpointer(limits=Limits(upload_bytes_per_s=(16 << 20) / _PARTS_S))
+    weights = torch.zeros(16 << 20)  # 64 MiB: four parts
+    state = {"weights": torch.nn.ParameterList([weights])}
+    checkpointer.save(1, state)
+    bucket = Path(os.environ["GPUCTL_BUCKET"].removeprefix("file://"))
+    until(lambda: sum(path.stat().st_size for path in bucket.glob("**/1-r1.*/*")) > 32 << 20)
+    Path(os.environ["GPUCTL_ROUND_DIR"], DEADLINE).write_text(f"{time.monotonic() + left_s:.3f}")
+    os.kill(os.getpid(), signal.SIGTERM)
+    with torch.no_grad():
+        weights += 1
+    checkpointer.step(2, state)
+
+
+def noticed_unlike(lefts: Sequence[float]) -> None:
+    """As below, on ranks whose machines have unlike times left."""
+    own = Path(os.environ["GPUCTL_ROUND_DIR"], str(dist.get_rank()))
+    own.mkdir()
+    os.environ["GPUCTL_ROUND_DIR"] = str(own)
+    noticed_in_a_save(lefts[dist.get_rank()])
 
 
 def noticed_in_a_save(left: float) -> None:

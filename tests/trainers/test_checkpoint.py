@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -304,6 +305,40 @@ def test_in_a_job_the_place_and_the_round_are_the_jobs_own(
     monkeypatch.setenv("GPUCTL_ROUND", "6")
     with pytest.raises(Fenced, match="round 7 of this job has begun, so round 6 may not write"):
         Checkpointer().restore({"count": 0})
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "loss",
+    [torch.tensor(0.5), torch.tensor([0.5], requires_grad=True), np.float32(0.5), np.float64(0.5), np.array(0.5)],
+)
+def test_a_metric_may_be_a_tensor_or_numpys_and_so_may_a_step(file_url: str, loss: Any) -> None:
+    checkpointer = Checkpointer(file_url, every=1)
+    for step in (np.int64(1), 2):
+        checkpointer.step(step, {"count": 1}, {"loss": loss})  # type: ignore[arg-type]
+        checkpointer.wait()
+    assert [(entry.step, entry.metrics) for entry in log_of(file_url).entries] == [
+        (1, {"loss": 0.5}),
+        (2, {"loss": 0.5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "metrics", "said"),
+    [
+        (1, {"loss": torch.zeros(2)}, r"metrics\['loss'\] is not a number but tensor\(\[0\., 0\.\]\); give a float"),
+        (1, {"loss": None}, r"metrics\['loss'\] is not a number but None"),
+        (1.5, {}, r"step=1\.5 is not a number of optimizer steps; use an int"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_name_and_ends_nothing(
+    file_url: str, step: Any, metrics: Any, said: str
+) -> None:
+    checkpointer = Checkpointer(file_url)
+    with pytest.raises(BadInput, match=said):
+        checkpointer.save(step, {"count": 1}, metrics)
+    kept(checkpointer, 2, {"count": 2})
+    assert steps_of(file_url) == [2]
 
 
 @pytest.mark.parametrize("option", [{"every": 0}, {"keep": 0}])

@@ -22,7 +22,8 @@ from tests.trainers.ranks import Ended, Ranks
         (None, 5.0, [100.0], "both"),
         (30.0, 10.0, [10.0], "both"),
         (30.0, 20.0, [10.0], "new"),
-        (30.0, None, [10.0], "new"),
+        (30.0, None, [10.0], "both"),
+        (30.0, None, [float("inf")], "both"),
         (30.0, 40.0, [10.0], "flying"),
         (30.0, 40.0, [50.0], "new"),
         (30.0, 10.0, [5.0, 5.0], "both"),
@@ -75,6 +76,23 @@ def test_two_on_their_way_are_both_counted_and_both_make_room(tmp_path: Path, en
     with Ranks(1, deadlines.noticed_behind_two, 2.6, env=env) as ranks:
         ended = ranks.wait()
     assert [(entry.step, entry.reason) for entry in entries(tmp_path)] == [(1, "asked"), (4, "notice")], ended
+
+
+def test_a_first_save_is_finished_where_a_new_one_does_not_fit(tmp_path: Path, env: dict[str, str]) -> None:
+    with Ranks(1, deadlines.noticed_in_the_first_save, 1.0, env=env) as ranks:
+        (end,) = ranks.wait()
+    assert [(entry.step, entry.reason) for entry in entries(tmp_path)] == [(1, "asked")], end
+    assert "s are left, so the checkpoint on its way is finished, and none of step 2 made" in end.said
+
+
+@pytest.mark.parametrize(("lefts", "steps"), [((40, 0.6), [1, 2, 3]), ((0.6, 40), [1, 2])])
+def test_rank_0_decides_for_all_whatever_time_they_have_left(
+    tmp_path: Path, env: dict[str, str], lefts: tuple[float, float], steps: list[int]
+) -> None:
+    with Ranks(2, deadlines.noticed_unlike, lefts, env=env) as ranks:
+        ended = ranks.wait()
+    assert [end.code for end in ended] == [0, 0], ended
+    assert [entry.step for entry in entries(tmp_path)] == steps, ended
 
 
 def noticed(env: dict[str, str], left: float) -> list[Ended]:

@@ -17,10 +17,16 @@ import pytest
 
 from gpuctl import Checkpointer
 from gpuctl.cluster.bucket import Bucket, open_bucket
-from gpuctl.cluster.commits import ledger_of
-from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.commits import Commits, ledger_of
+from gpuctl.cluster.errors import GpuctlError, StoreError
 from gpuctl.cluster.manifest import manifest_key, read_manifest
+from gpuctl.cluster.retention import Retention
 from gpuctl.cluster.worker import DEADLINE, WorkerContext
+from gpuctl.trainers.saving import Save, Saver
+from gpuctl.trainers.shares import share_of
+from gpuctl.trainers.staging import Staging, lay
+from gpuctl.trainers.state import contents_of
+from gpuctl.trainers.uploading import Limits, Uploader
 
 _LEFT_OVER = 150
 
@@ -190,6 +196,64 @@ def test_when_the_thread_ends_all_that_wait_for_it_hear_why_and_so_does_the_next
         checkpointer.save(3, {"step": 3})
     with pytest.raises(GpuctlError, match=why):
         checkpointer.should_stop(3)
+
+
+def saver_on(store: Gated) -> Saver:
+    commits = Commits(store, 1, Retention())
+    commits.begin()
+    return Saver(1, "mark", commits, Uploader(store, Limits()))
+
+
+def save_of(step: int) -> Save:
+    contents, staging = contents_of({"step": step}, 0), Staging()
+    share = share_of(contents, 0, 1)
+    laid = lay(share, contents.values)
+    return Save(step, "asked", share, laid, staging.fill(laid, contents), staging, {})
+
+
+_HELD_S = 0.3
+
+
+def test_what_a_save_takes_is_its_own_time_and_not_that_behind_another_one(file_url: str) -> None:
+    permits = threading.Semaphore(0)
+    saver = saver_on(Gated(file_url, permits))
+    begun = time.monotonic()
+    saves = [save_of(1), save_of(2)]
+    for save in saves:
+        saver.submit(save)
+    time.sleep(_HELD_S)
+    permits.release(2)
+    assert saves[1].done.wait(60)
+    assert saver.took_s is not None
+    assert saver.took_s <= time.monotonic() - begun - _HELD_S
+    saver.rest()
+
+
+def test_a_save_that_fails_says_nothing_of_what_saves_take(file_url: str) -> None:
+    store = Gated(file_url)
+    saver = saver_on(store)
+    for fault in (None, StoreError("refused")):
+        store.fault = fault
+        before = saver.took_s
+        save = save_of(1 if fault is None else 2)
+        saver.submit(save)
+        assert save.done.wait(60)
+        assert (save.error is None) == (fault is None)
+    assert before is not None
+    assert saver.took_s == before
+    saver.heard()
+
+
+def test_a_restore_finds_what_is_on_its_way(file_url: str) -> None:
+    permits = threading.Semaphore(0)
+    checkpointer = Checkpointer(store=Gated(file_url, permits))
+    checkpointer.save(1, {"step": 1})
+    later = threading.Timer(_HELD_S, permits.release)
+    later.start()
+    state = {"step": 0}
+    assert checkpointer.restore(state) == 1
+    assert state == {"step": 1}
+    later.join()
 
 
 _LAST_SAVE = """
