@@ -175,7 +175,7 @@ class Machine:
         them go those that the machine told by that way. Raises ``Refused`` if others cannot go the way there."""
         settings = _settings(self._config, self._words)
         one = {key: values[0] for key, values in settings.items()}
-        if one.get("proxycommand", "none") != "none":
+        if "proxycommand" in one:
             raise Refused(f"{target.node} is reached by a ProxyCommand, which is not kept", "use ProxyJump")
         return SshHost(
             node=target.node,
