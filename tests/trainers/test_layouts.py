@@ -202,18 +202,21 @@ def test_what_no_single_model_has_goes_on_in_every_layout(file_url: str) -> None
             torch.testing.assert_close(told, whole_pair(reference), rtol=1e-4, atol=1e-6, msg=f"{layout} on {world}")
 
 
-def refused_with_shards(url: str) -> list[str]:
-    """What is said to an optimizer whose step needs a closure, and to one that only says so in its step."""
+def refused_with_shards(url: str) -> list[tuple[bool, str]]:
+    """Of an optimizer whose step needs a closure, and of one that only says so in its step: whether it is saved, and
+    what is said."""
     said = []
     for kind in (torch.optim.LBFGS, Refusing):
         model = nn.Linear(2, 2)
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         state = {"model": model, "optimizer": kind(model.parameters(), lr=0.1)}
+        saved = False
         try:
             kept(Checkpointer(f"{url}-{kind.__name__}"), 1, state)
+            saved = True
             Checkpointer(f"{url}-{kind.__name__}").restore(state)
         except BadInput as error:
-            said.append(str(error))
+            said.append((saved, str(error)))
     return said
 
 
@@ -228,7 +231,7 @@ def test_an_optimizer_whose_step_needs_a_closure_is_not_for_shards(file_url: str
     what_to_do = "use whole parameters (DDP), or leave it out of the state"
     assert run(2, refused_with_shards, file_url) == 2 * [
         [
-            f"{of}: LBFGS.step needs a closure; {what_to_do}",
-            f"{of}: Refusing.step without a closure raises RuntimeError('it takes a closure'); {what_to_do}",
+            (False, f"{of}: LBFGS.step needs a closure; {what_to_do}"),
+            (True, f"{of}: Refusing.step without a closure raises RuntimeError('it takes a closure'); {what_to_do}"),
         ]
     ]

@@ -191,7 +191,8 @@ class Sam(torch.optim.SGD):
     """As sharpness-aware minimization is written: a step of two passes, and nothing without a closure."""
 
     def step(self, closure: Any = None) -> Any:
-        assert closure is not None, "it takes a closure"
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["before"] = p.detach().clone()
         with torch.enable_grad():
             closure()
         super().step()
