@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -12,9 +13,13 @@ from typing import BinaryIO, NamedTuple
 
 import psutil
 
+from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.records import StoredFile
 
 _CHUNK_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL)
+"""Of a path that was listed: removed since, or another kind of thing now."""
 
 
 class Sign(NamedTuple):
@@ -41,7 +46,8 @@ class Folder:
     def scan(self) -> dict[str, Sign]:
         """Every regular file and every symbolic link to something in the folder, by its path with ``/``.
 
-        Not seen: empty folders, links out of it, pipes and sockets, names that are no UTF-8.
+        Not seen: empty folders, links out of it, pipes and sockets, names that are no UTF-8. Raises ``OSError`` if it
+        cannot see what is there: that is not removed.
         """
         return dict(self._scan(""))
 
@@ -64,22 +70,29 @@ class Folder:
     def make_equal(self, files: Mapping[str, StoredFile], fetch: Callable[[StoredFile, Path], None]) -> int:
         """Have exactly ``files`` in the folder; returns how many had to be fetched. Nobody may write there meanwhile.
 
-        Nothing is touched until all is fetched. What is not in the set is moved to ``aside``.
+        Nothing is touched until all is fetched. What is not in the set is moved to ``aside``. Raises ``GpuctlError`` if
+        there is no room for it.
         """
         have = self.scan()
         wrong = {path: file for path, file in files.items() if not self._has(path, file, have.get(path))}
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(parents=True)
         contents = [(path, file) for path, file in wrong.items() if not file.link]
-        for number, (_, file) in enumerate(contents):
-            fetch(file, self._incoming / str(number))
-        self._set_aside([path for path in have if path not in files or path in wrong])
-        for number, (path, _) in enumerate(contents):
-            (self._incoming / str(number)).rename(self._place(path))
-        for path, file in wrong.items():
-            if file.link:
-                self._place(path).symlink_to(file.link)
-        shutil.rmtree(self._incoming, ignore_errors=True)
+        try:
+            for number, (_, file) in enumerate(contents):
+                fetch(file, self._incoming / str(number))
+            self._set_aside([path for path in have if path not in files or path in wrong])
+            for number, (path, _) in enumerate(contents):
+                (self._incoming / str(number)).rename(self._place(path))
+            for path, file in wrong.items():
+                if file.link:
+                    self._place(path).symlink_to(file.link)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise _no_room(self.path, sum(file.size for _, file in contents)) from error
+            raise
+        finally:
+            shutil.rmtree(self._incoming, ignore_errors=True)
         now = self.scan()
         for path, file in files.items():
             self._digests[path] = (now[path], file.sha256)
@@ -119,7 +132,7 @@ class Folder:
     def _scan(self, below: str) -> Iterator[tuple[str, Sign]]:
         try:
             entries = list(os.scandir(self.path / below))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return  # not made yet, or just removed
         for entry in entries:
             path = f"{below}/{entry.name}" if below else entry.name
@@ -132,8 +145,11 @@ class Folder:
                     yield from self._scan(path)
                 elif entry.is_file():
                     yield path, _sign_of(entry.stat())
-            except (OSError, UnicodeEncodeError):
+            except UnicodeEncodeError:
                 continue
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
 
     def _link(self, path: str) -> str:
         """Where a symbolic link points, relative to its own folder; empty if that is out of the checkpoint folder."""
@@ -201,6 +217,13 @@ def _with_descendants(pids: Iterable[int]) -> Iterator[int]:
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 with contextlib.suppress(OSError):
                     waiting += map(int, (thread / "children").read_text().split())
+
+
+def _no_room(folder: Path, needed: int) -> GpuctlError:
+    return GpuctlError(
+        f"no room for the job's files on the disk that holds {folder}: {needed / 1e6:.1f} MB are to be fetched",
+        "use machines with a larger disk, or have the script keep less",
+    )
 
 
 def _sign_of(about: os.stat_result, link: str = "") -> Sign:

@@ -8,23 +8,25 @@ When a set is taken (``docs/decisions/0010-files-without-code.md`` has the reaso
   is open for writing. Then what is at rest is taken, and what is not is left out.
   Logs (``*tfevents*``, ``*.log``, ``*.csv``, ``*.jsonl``, ``*.wandb``) hold nothing back. Names that say so
   (``*.tmp``, ``*.partial`` …) hold back and are never part of a set.
-- When the workers have ended by themselves with exit code 0: at once, all of it.
+- When the workers have ended by themselves with exit code 0: at once, all of it. What they started may still write: a
+  log is waited for a moment and any other file a minute, and then there is no such set, and the job is told so.
 - When they were killed, or failed: only what was at rest before. What is cut off never replaces what is whole.
 
-A file that was left out of a set, because it was being written, is there as the set before had it.
+A file that was left out of a set, because it was being written, is there as the set before had it. So is one that holds
+nothing back and changed while it was copied. If any other did, there is no set: it may be half of a new checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from gpuctl.bootstrap.folder import Folder, Sign, is_running, open_for_writing
-from gpuctl.bootstrap.stillness import RESTLESS_S, Stillness, is_unfinished
+from gpuctl.bootstrap.stillness import RESTLESS_S, Stillness, is_log, is_unfinished
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import BadInput, CorruptRecord, Fenced, GpuctlError, StoreUnavailable
@@ -37,7 +39,9 @@ _QUIET_S = 1.0
 _CLEAN_TURN_S = 1.0
 _BUSY_TURN_S = 0.25
 _PATIENCE_S = 60.0
-"""For a bucket that does not answer, when the last set is all that a run still waits for."""
+"""For a bucket that does not answer, or a file still written to, when a run waits for nothing but its last set."""
+_LOG_PATIENCE_S = 2.0
+"""For a log that is still written to then."""
 _HURRY_S = 5.0
 """For a set that is on its way when the next round waits for this one to end."""
 _HELD_OPEN = 256
@@ -111,18 +115,19 @@ class Mirror:
         self._done.set()
         if self._base is None or self._thread is None:
             return ""
-        if whole and self._folder.scan() != (self._settled or ({}, []))[0]:
-            self._superseded = True
+        with contextlib.suppress(OSError):  # met again below
+            self._superseded = whole and self._folder.scan() != (self._settled or ({}, []))[0]
         self._thread.join()
         self._superseded = False
-        give_up_at = self._clock.monotonic() + _PATIENCE_S
+        began = self._clock.monotonic()
+        give_up_at = began + _PATIENCE_S
         while True:
             try:
-                self._take_last(whole)
+                self._take_last(whole, without_logs=self._clock.monotonic() > began + _LOG_PATIENCE_S)
                 return ""
             except (Fenced, BrokenOff):
                 return ""
-            except StoreUnavailable as error:
+            except (Changed, StoreUnavailable) as error:
                 if self._clock.monotonic() > min(give_up_at, self._deadline or give_up_at) or not whole:
                     return str(error)
             except (GpuctlError, OSError) as error:
@@ -135,8 +140,8 @@ class Mirror:
         trouble = ""
         while not self._done.wait(_CLEAN_TURN_S if self._stillness.seen == self._committed else _BUSY_TURN_S):
             try:
-                self._turn()
-                trouble = ""
+                if self._turn():
+                    trouble = ""
             except Fenced as error:
                 self._say(f"keeps no more files: {error}")
                 return
@@ -147,14 +152,18 @@ class Mirror:
                     self._say(f"cannot keep the checkpoint folder yet: {error}")
                 trouble = str(error)
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
+        """Whether the bucket has the folder as it is, as far as it is at rest."""
         seen = self._folder.scan()
         if seen == self._committed == self._stillness.seen and not self._stillness.is_restless:
-            return
+            return True
         chosen = self._at_rest(seen)
-        if chosen is not None:
-            self._settled = (seen, chosen)
-            self._take(seen, chosen)
+        if chosen is None:
+            return False
+        self._settled = (seen, chosen)
+        self._take(seen, chosen, self._stillness.loose)
+        self._stillness.made()
+        return True
 
     def _at_rest(self, seen: dict[str, Sign]) -> list[str] | None:
         """The files that make a set, or ``None`` while one would not be whole."""
@@ -165,7 +174,7 @@ class Mirror:
         chosen = self._stillness.look(seen, opened, self._clock.monotonic())
         return chosen if alive else None
 
-    def _take_last(self, whole: bool) -> None:
+    def _take_last(self, whole: bool, *, without_logs: bool) -> None:
         seen = self._folder.scan()
         if whole:
             chosen = [path for path in seen if not is_unfinished(path)]
@@ -173,31 +182,36 @@ class Mirror:
             chosen = self._settled[1]
         else:
             return
-        if seen != self._committed or whole:
-            self._take(seen, chosen)
+        if seen == self._committed and not whole:
+            return
+        loose = {path for path in chosen if is_log(path)} if without_logs or not whole else set()
+        if missed := self._take(seen, chosen, loose):
+            self._say(f"the last set is without the end of {', '.join(missed)}, which somebody still writes to")
 
     # -- what ---------------------------------------------------------------------------------------------------------
 
-    def _take(self, seen: dict[str, Sign], chosen: list[str]) -> None:
-        """Commit the folder as it was when ``seen``; if a file was written to since, do nothing."""
-        assert self._base is not None
+    def _take(self, seen: dict[str, Sign], chosen: list[str], loose: Set[str]) -> list[str]:
+        """Commit the folder as it was when ``seen``. Raises ``Changed``, and does nothing, if a file was written to
+        since; those of them that are ``loose`` it only leaves out, and returns."""
+        entries: Files = {}
         with ExitStack() as opened:
             # A file that is replaced or deleted while others are copied lives on for as long as it is open here.
             held: dict[str, BinaryIO] = {}
             for path in chosen:
                 if not seen[path].link and self._folder.digest(path, seen[path]) is None and len(held) < _HELD_OPEN:
-                    try:
-                        held[path] = opened.enter_context((self._folder.path / path).open("rb"))
-                    except FileNotFoundError:
-                        return
-            try:
-                entries = {path: self._entry(path, seen[path], held.get(path)) for path in chosen}
-                changes = self._against_base(seen, entries)
-                if changes != self._changes or self._unsure:
-                    self._commit(changes, lambda path: self._entry(path, seen[path], held.get(path)))
-            except (Changed, FileNotFoundError):
-                return
+                    with contextlib.suppress(Changed):
+                        held[path] = opened.enter_context(self._open(path))
+            for path in chosen:
+                try:
+                    entries[path] = self._entry(path, seen[path], held.get(path))
+                except Changed:
+                    if path not in loose:
+                        raise
+            changes = self._against_base(seen, entries)
+            if changes != self._changes or self._unsure:
+                self._commit(changes, lambda path: self._entry(path, seen[path], held.get(path)))
         self._committed = seen
+        return [path for path in chosen if path not in entries]
 
     def _commit(self, changes: Changes, anew: Callable[[str], StoredFile]) -> None:
         self._unsure = True
@@ -220,19 +234,25 @@ class Mirror:
         return changes
 
     def _entry(self, path: str, sign: Sign, file: BinaryIO | None) -> StoredFile:
-        """The record of a file whose content is in the bucket when this returns."""
+        """The record of a file whose content is in the bucket when this returns. Raises ``Changed``."""
         if sign.link:
             return StoredFile(link=sign.link)
         assert self._base is not None
         digest = self._folder.digest(path, sign)
         blob = self._sets.blob_of(digest) if digest else None
         if digest is None or blob is None:
-            with contextlib.nullcontext(file) if file else (self._folder.path / path).open("rb") as opened:
+            with contextlib.nullcontext(file) if file else self._open(path) as opened:
                 digest = digest or self._folder.read_digest(path, sign, opened)
                 if digest is None:
                     raise Changed(f"{path} was written to while it was read")
                 blob = self._sets.blob_of(digest) or self._sets.upload(opened, sign.size, digest, self._may_go_on)
         return StoredFile(size=sign.size, sha256=digest, blob=blob, modified_ns=sign.modified_ns)
+
+    def _open(self, path: str) -> BinaryIO:
+        try:
+            return (self._folder.path / path).open("rb")
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise Changed(f"{path} was removed before it was copied") from error
 
     def _fetch(self, file: StoredFile, path: Path) -> None:
         for last_try in (False, True):

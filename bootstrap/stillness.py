@@ -19,6 +19,11 @@ _LOG = re.compile(r"tfevents|\.(log|csv|jsonl|wandb)$")
 _UNFINISHED = re.compile(r"(^|/)(tmp-|\.tmp)|\.(tmp|temp|partial|part|incomplete)($|[./])")
 
 
+def is_log(path: str) -> bool:
+    """Whether a file's name says that it only ever grows. Such files hold nothing back, and a set may lack one."""
+    return _LOG.search(path) is not None
+
+
 def is_unfinished(path: str) -> bool:
     """Whether a file's name says that it is being written. Such files are never part of a set."""
     return _UNFINISHED.search(path) is not None
@@ -29,12 +34,14 @@ class Stillness:
 
     def __init__(self, seen: Mapping[str, Sign], quiet_s: float) -> None:
         self.seen = seen
+        self.loose: Set[str] = frozenset()
+        """Those files of the last set that held nothing back: if one changes while it is copied, it is left out."""
         self._quiet_s = quiet_s
         self._changed_at: dict[str, float] = {}
         self._restless_since: dict[str, float] = {}
         self._removed_at = float("-inf")
         self._removed = False
-        """Whether something was since the last set."""
+        """Whether something was since the last set that was made."""
         self._unrest_since: float | None = None
         """When the folder was last still, or a set was made. One clock for all files: a script that makes a new one
         twice a second has none that is restless for long."""
@@ -42,8 +49,9 @@ class Stillness:
 
     @property
     def is_restless(self) -> bool:
-        """Whether some file was not at rest at the last look: the next one may find it so, though nothing changed."""
-        return bool(self._restless_since)
+        """Whether the last look waits for something, if only for its own clock to stop: the next one may find the
+        folder still, though nothing changed."""
+        return bool(self._restless_since) or self._unrest_since is not None
 
     def look(self, seen: Mapping[str, Sign], opened: Set[str], now: float) -> list[str] | None:
         """The files that make a set, or ``None`` while one would not be whole.
@@ -72,13 +80,18 @@ class Stillness:
             self._unrest_since = now
             # Who also removes the older files has nothing that is at rest; without the newest ones it had nothing.
             left_out = opened | (set() if self._removed else holding)
+        chosen = [path for path in seen if path not in left_out and not is_unfinished(path)]
+        self.loose = {path for path in chosen if is_log(path) or (path in restless and not self._removed)}
+        return chosen
+
+    def made(self) -> None:
+        """The last set that ``look`` told is in the bucket."""
         self._removed = False
-        return [path for path in seen if path not in left_out and not is_unfinished(path)]
 
     def _holds(self, path: str, is_open: bool, now: float) -> bool:
         """Whether a restless file still holds the others back: one that never rests does not for ever."""
         patience = RESTLESS_S if is_open else _RESTLESS_TIMES * self._quiet_s
-        return not _LOG.search(path) and now - self._restless_since[path] < patience
+        return not is_log(path) and now - self._restless_since[path] < patience
 
     def _has_patience(self, is_open: bool, now: float) -> bool:
         """Whether to go on waiting for a folder where something is restless, and open for writing if ``is_open``."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +38,7 @@ class Worker:
     """A process that does what it is told, in the folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._process = subprocess.Popen(
             [sys.executable, "-c", _OBEDIENT, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -58,6 +61,18 @@ class Worker:
         assert self._process.wait(10) == 0
 
 
+class Later(SystemClock):
+    """Runs ahead by as much as it is told."""
+
+    ahead = 0.0
+    leap = 0.0
+    """What each look at it adds."""
+
+    def monotonic(self) -> float:
+        self.ahead += self.leap
+        return super().monotonic() + self.ahead
+
+
 class Node:
     """One node's part: its folder, and a mirror and a worker for each round."""
 
@@ -65,6 +80,7 @@ class Node:
         self.name = name
         self.path = folder / name / "checkpoints"
         self.said: list[str] = []
+        self.clock = Later()
         self._folder = Folder(self.path)
         self._store = store
         self.worker: Worker | None = None
@@ -73,7 +89,7 @@ class Node:
         members = [Member(node=n.name, incarnation="i", address="127.0.0.1", nproc=1) for n in others]
         members.insert(rank, Member(node=self.name, incarnation="i", address="127.0.0.1", nproc=1))
         round_ = Round(job=JOB, number=number, phase="run", epoch=1, members=tuple(members))
-        self.mirror = Mirror(self._store, self._folder, round_, rank, SystemClock(), self.said.append)
+        self.mirror = Mirror(self._store, self._folder, round_, rank, self.clock, self.said.append)
         self.mirror.restore(QUICK)
 
     def begin(self, number: int, *others: Node, rank: int = 0) -> Worker:
@@ -87,6 +103,12 @@ class Node:
         assert self.worker
         self.worker.end()
         return self.mirror.finish(whole=True)
+
+    def leave(self) -> None:
+        if self.worker:
+            self.worker.kill()
+            self.mirror.hurry()
+            self.mirror.finish(whole=False)
 
     def files(self) -> dict[str, str]:
         return {
@@ -109,10 +131,16 @@ def make(tmp_path: Path, store: Bucket) -> Iterator[Callable[[str], Node]]:
 
     yield make_node
     for node in made:
-        if node.worker:
-            node.worker.kill()
-            node.mirror.hurry()
-            node.mirror.finish(whole=False)
+        node.leave()
+
+
+@pytest.fixture
+def alone(tmp_path: Path, file_url: str) -> Iterator[tuple[Node, Bucket]]:
+    """A node and its bucket, which is a folder."""
+    store = open_bucket(file_url)
+    node = Node("a", tmp_path, store)
+    yield node, store
+    node.leave()
 
 
 def wait_for_set(store: Bucket, condition: Callable[[FileSet], Any], timeout: float = 20) -> FileSet:
@@ -216,6 +244,153 @@ def test_a_file_that_is_replaced_all_the_time_is_kept_all_the_same(make: Callabl
         worker.do(write("m.tmp", "whole") + "; os.replace('m.tmp', 'm'); import time; time.sleep(0.05)")
         assert time.monotonic() < deadline
     assert text_of(store, "m") == "whole"
+
+
+def come_and_go(node: Node) -> None:
+    """A file is written to for longer than the mirror ever waits between two looks, and removed; then all is still."""
+    assert node.worker
+    node.worker.do("import time, os")
+    node.worker.do("for n in range(26): " + write("probe", "x") + "; time.sleep(0.05)")
+    node.worker.do("os.remove('probe'); time.sleep(2.5)")
+
+
+def test_a_file_that_came_and_went_takes_no_patience_from_the_next_checkpoint(alone: tuple[Node, Bucket]) -> None:
+    node, store = alone
+    worker = node.begin(1)
+    worker.do(write("model", "1") + "; " + write("optimizer", "1"))
+    wait_for_text(store, "optimizer", "1")
+    come_and_go(node)
+    node.clock.ahead += 700  # training, and no change in the folder
+    worker.do(write("model", "2") + "; file = open('optimizer', 'r+'); time.sleep(1.5)")
+    assert text_of(store, "model") == "1", "the other half is open"
+    worker.do("file.write('2'); file.close()")
+    wait_for_text(store, "optimizer", "2")
+    assert text_of(store, "model") == "2"
+
+
+def test_a_file_that_came_and_went_does_not_count_as_removed_for_ever(alone: tuple[Node, Bucket]) -> None:
+    node, store = alone
+    worker = node.begin(1)
+    worker.do(write("model", "1"))
+    wait_for_text(store, "model", "1")
+    come_and_go(node)
+    worker.do(write("last.ckpt", "whole") + "; import itertools; number = itertools.count()")
+    deadline = time.monotonic() + 20
+    while not (newest := filesets.newest(store, JOB)) or "last.ckpt" not in newest.files:
+        worker.do(write("new.tmp", "x") + "; os.rename('new.tmp', f'{next(number)}.png'); time.sleep(0.05)")
+        assert time.monotonic() < deadline
+    youngest = max(file.modified_ns for file in newest.files.values()) / 1e9
+    assert newest.at - youngest > 0.25, "nothing was removed since the last set, so what is not at rest is left out"
+
+
+def test_logs_that_change_while_they_are_copied_hold_nothing_back(alone: tuple[Node, Bucket]) -> None:
+    node, store = alone
+    worker = node.begin(1)
+    worker.do("import threading, time; going_on = True")
+    worker.do(
+        r"def log():\n while going_on:\n  for n in range(20):\n   with open(f'{n}.csv', 'a') as file: file.write('x')"
+        r"\n  time.sleep(0.0005)"
+    )
+    worker.do("logging = threading.Thread(target=log, daemon=True); logging.start()")
+    worker.do(write("model", "one"))
+    wait_for_set(store, lambda s: "model" in s.files)
+    worker.do("going_on = False; logging.join()")
+    sizes = {path.name: path.stat().st_size for path in node.path.glob("*.csv")}
+    assert len(sizes) == 20
+    wait_for_set(store, lambda s: {path: f.size for path, f in s.files.items() if path != "model"} == sizes)
+
+
+def test_a_checkpoint_that_is_overwritten_while_it_is_copied_makes_no_set_of_two_halves(tmp_path: Path) -> None:
+    class Overtaken(Bucket):
+        """While the first half of the second checkpoint goes up, the third is written over it, and so on."""
+
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            text = bytes(data).decode().strip()
+            if "/blobs/" in key and text in following:
+                save(following.pop(text))
+            super().put(key, data)
+
+    following = {"2": "3", "3": "4"}
+    plain = open_bucket((tmp_path / "bucket").as_uri())
+    node = Node("a", tmp_path, Overtaken(plain.raw, plain.url))
+    worker = node.begin(1)
+
+    def save(text: str) -> None:
+        worker.do(write("model", text) + "; " + write("optimizer", text + " "))
+
+    save("1")
+    wait_for_text(plain, "model", "1")
+    save("2")
+    wait_for_text(plain, "model", "4")
+    node.leave()
+    versions = [version.value for version in filesets.ledger(plain, JOB).history()]
+    halves = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("1", "1 ", "4", "4 ")}
+    assert {
+        (one.files["model"].sha256, one.files["optimizer"].sha256) for log in versions if log for one in log.sets
+    } == {(halves["1"], halves["1 "]), (halves["4"], halves["4 "])}
+    said = [line for line in node.said if "cannot keep the checkpoint folder yet" in line]
+    assert len(said) == 1 and "was written to while it was read" in said[0], "once until a set is made"
+
+
+def leave_behind(worker: Worker, name: str, size: int, as_long_as: str) -> int:
+    """A process that the worker starts, and that writes to a file without a pause; it knows ``end``, 3 s from now.
+
+    The file has ``size`` bytes from the start, so that some of this falls within the reading of it. Returns the pid.
+    """
+    code = "import os, time; file = os.open('x.tmp', os.O_WRONLY | os.O_CREAT | os.O_APPEND); "
+    code += f"os.truncate(file, {size}); os.rename('x.tmp', {name!r}); end = time.time() + 3; "
+    code += f"all(os.write(file, b'x') and {as_long_as} for _ in iter(int, 1))"
+    worker.do(f"import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', {code!r}])")
+    worker.do(f"while not os.path.exists({name!r}): time.sleep(0.01)")
+    worker.do("open('../child', 'w').write(str(child.pid))")
+    return int((worker.folder.parent / "child").read_text())
+
+
+@pytest.mark.parametrize("name", ["upload.log", "upload"])
+def test_what_outlives_the_workers_and_still_writes_does_not_take_the_last_set_unsaid(
+    alone: tuple[Node, Bucket], name: str
+) -> None:
+    node, store = alone
+    worker = node.begin(1)
+    child = leave_behind(worker, name, 300_000_000, "True")
+    try:
+        worker.do(write("final.pt", "the result"))
+        node.clock.leap = 5.0
+        lost = node.end()
+    finally:
+        os.kill(child, signal.SIGKILL)
+    if name == "upload":
+        assert lost == "upload was written to while it was read"
+        assert filesets.newest(store, JOB) is None, "whole or absent"
+    else:
+        assert lost == ""
+        assert text_of(store, "final.pt") == "the result"
+        assert node.said[-1].endswith("the last set is without the end of upload.log, which somebody still writes to")
+
+
+def test_what_outlives_the_workers_has_time_to_end_what_it_writes(alone: tuple[Node, Bucket]) -> None:
+    node, store = alone
+    worker = node.begin(1)
+    leave_behind(worker, "copy", 50_000_000, "time.time() < end")
+    assert node.end() == ""
+    newest = filesets.newest(store, JOB)
+    assert newest and newest.files["copy"].size == (node.path / "copy").stat().st_size
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_removed(alone: tuple[Node, Bucket]) -> None:
+    node, store = alone
+    worker = node.begin(1)
+    below = "/".join(["d", *["x" * 200] * 15])
+    worker.do(f"os.makedirs({below!r}); " + write(f"{below}/model", "one"))
+    before = wait_for_set(store, lambda s: f"{below}/model" in s.files)
+    # The kernel takes no path of more than 4096 bytes, and shows what lies there to nobody who names it in one.
+    worker.do(f"os.rename('d', {'d' * 250!r}); os.makedirs('e'); os.rename({'d' * 250!r}, 'e/' + {'d' * 250!r}); ")
+    worker.do(f"os.rename('e', {'e' * 250!r}); os.makedirs('f'); os.rename({'e' * 250!r}, 'f/' + {'e' * 250!r}); ")
+    worker.do(f"os.rename('f', {'f' * 250!r}); os.makedirs('g'); os.rename({'f' * 250!r}, 'g/' + {'f' * 250!r}); ")
+    worker.do(f"os.rename('g', {'g' * 250!r}); " + write("state.json", "1") + "; import time; time.sleep(1.5)")
+    assert filesets.newest(store, JOB) == before
+    assert "cannot keep the checkpoint folder yet" in node.said[-1] and "File name too long" in node.said[-1]
+    assert "File name too long" in node.end()
 
 
 def test_a_stream_of_new_files_does_not_keep_a_checkpoint_from_the_bucket(

@@ -22,6 +22,8 @@ class Looked:
         self.now = 0.0
         self.sets: list[tuple[float, set[str]]] = []
         self.open: set[str] = set()
+        self.is_made = True
+        """Whether sets reach the bucket."""
         self._inode = 0
         self._seen: dict[str, Sign] = {}
         for path in paths:
@@ -44,6 +46,12 @@ class Looked:
             chosen = self._stillness.look(dict(self._seen), frozenset(self.open), self.now)
             if chosen is not None:
                 self.sets.append((self.now, set(chosen)))
+                if self.is_made:
+                    self._stillness.made()
+
+    @property
+    def loose(self) -> set[str]:
+        return set(self._stillness.loose)
 
 
 def test_a_stream_of_new_files_does_not_keep_the_others_from_a_set() -> None:
@@ -122,6 +130,33 @@ def test_who_removes_the_older_file_with_each_new_one_has_the_newest_in_every_se
     assert len(folder.sets) == 6
     for at, files in folder.sets:
         assert files == {f"{round(at / LOOK_S - 1) // each}.pt"}
+
+
+def test_a_removal_counts_until_a_set_is_made() -> None:
+    folder = Looked("old.pt")
+
+    folder.is_made = False
+    folder.remove("old.pt")
+    folder.pass_by(BOUND_S + LOOK_S, lambda number: folder.write(f"{number}.pt"))
+    folder.is_made = True
+    folder.pass_by(2 * BOUND_S, lambda number: folder.write(f"{13 + number}.pt"))
+    latest = [f"{round(at / LOOK_S - 1)}.pt" for at, _ in folder.sets]
+    assert [name in files for name, (_, files) in zip(latest, folder.sets, strict=True)] == [True, True, False]
+
+
+def test_a_set_may_lack_a_log_and_what_never_rests_but_no_file_that_is_at_rest() -> None:
+    folder = Looked("model", "run.log")
+    folder.pass_by(LOOK_S)
+    folder.pass_by(2 * BOUND_S, lambda _: folder.write("state"))
+    assert folder.sets[-1][1] == {"model", "run.log", "state"}
+    assert folder.loose == {"run.log", "state"}
+    folder.write("old")
+    folder.pass_by(2 * QUIET_S, lambda _: folder.write("state"))
+    folder.remove("old")
+    folder.sets.clear()
+    while not folder.sets:
+        folder.pass_by(LOOK_S, lambda _: folder.write("state"))
+    assert folder.loose == {"run.log"}, "what was removed may have been the older state"
 
 
 def test_removals_hold_a_set_back_but_not_for_ever() -> None:
