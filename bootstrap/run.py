@@ -230,11 +230,14 @@ class Run:
 
     def _end(self, status: NodeExitStatus, failures: list[WorkerFailure], message: str = "") -> None:
         lost = self._mirror.finish(whole=status in ("completed", "drained"))
+        lost = f"the last files in $GPUCTL_CHECKPOINT_DIR could not be kept: {lost}" if lost else ""
         if lost and status == "completed":  # then what it was all for is not safe
-            status, message = "failed", f"the last files in $GPUCTL_CHECKPOINT_DIR could not be kept: {lost}"
+            status, message, lost = "failed", lost, ""
         member = self.round.members[self.rank]
         progress = self.progress()
         ranks = tuple(self._rank_exit(failure) for failure in failures)
+        if lost:
+            self._tell_in_logs(f"{lost}; the next round begins with those before")
         if status == "failed" and _is_full(self.context.round_dir):
             # Then no worker could write down what went wrong, and what it was is known.
             message, ranks = f"no space left on the disk that holds {self.context.round_dir}", ()
@@ -251,6 +254,12 @@ class Run:
             at=self._clock.time(),
         )
         self._on_end()
+
+    def _tell_in_logs(self, line: str) -> None:
+        """Among what the first worker here printed: the agent's own log goes with the machine."""
+        for path in sorted(self.log_dir.glob("*/attempt_0/0/stderr.log"))[:1]:
+            with contextlib.suppress(OSError), path.open("a") as file:
+                file.write(f"gpuctl: {line}\n")
 
     def _rank_exit(self, failure: WorkerFailure) -> RankExit:
         text, at = "", self._clock.time()
