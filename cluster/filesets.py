@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 KEPT_SETS = 2
+_KEPT_VERSIONS = 8
+"""Of the ledger, which only its newest is read of: each has the whole listing several times, 2 MB for 3000 files."""
 CHUNK_BYTES = 8 << 20
 _AT_ONCE = 4
 """Chunks of a file on their way: 32 MiB of memory."""
@@ -53,7 +55,7 @@ class BrokenOff(Exception):
 
 
 def ledger(store: Store, job: str) -> Ledger[FileLog]:
-    return Ledger(store, f"{layout.files(job)}/ledger", FileLog)
+    return Ledger(store, f"{layout.files(job)}/ledger", FileLog, keep=_KEPT_VERSIONS)
 
 
 def newest(store: Store, job: str) -> FileSet | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpuctl.cluster import checkpoints
+from gpuctl.cluster import checkpoints, keptfiles
 from gpuctl.cluster.assembly import Assembly, byte_size, tensor_of
 from gpuctl.cluster.bucket import Bucket
 from gpuctl.cluster.clock import SystemClock
@@ -132,7 +132,7 @@ def new_files(folder: Path, room: int) -> Iterator[Path]:
 
 def fetch_files(store: Bucket, job: str, files: FileSet, folder: Path, on_bytes: OnBytes) -> None:
     """What a script has kept in ``$GPUCTL_CHECKPOINT_DIR``, with each file's time. Raises ``CorruptRecord`` if one is
-    missing or damaged."""
+    missing or damaged, and ``GpuctlError`` if that is because the job replaced the set meanwhile."""
     source = FileSets(store, job, files.round, 0, SystemClock())
     for name, file in files.files.items():
         path = folder / name
@@ -143,7 +143,14 @@ def fetch_files(store: Bucket, job: str, files: FileSet, folder: Path, on_bytes:
             path.symlink_to(file.link)
         else:
             tell = _growth_of(path, on_bytes)
-            source.fetch(file, path, tell)
+            try:
+                source.fetch(file, path, tell)
+            except CorruptRecord as error:
+                if files not in keptfiles.sets(store, job):
+                    raise GpuctlError(f"the files of {job} were replaced meanwhile", "pull the newer ones") from error
+                raise CorruptRecord(
+                    error.message, f"gpuctl ckpt verify files --job {job} tells what is whole"
+                ) from error
             tell()
 
 

@@ -43,6 +43,16 @@ def content(store: Bucket) -> dict[str, bytes | None]:
     return {path: store.get(f"{BLOBS}/{file.blob}") for path, file in newest.files.items()} if newest else {}
 
 
+def test_few_versions_of_a_long_listing_are_kept(file_url: str) -> None:
+    store = open_bucket(file_url)
+    node = sets_of(store, 1, 0)
+    node.begin()
+    for number in range(20):
+        assert node.commit({f"{i}": stored(node, f"{i}") for i in range(number + 1)}) == []
+    assert len(store.list(f"jobs/{JOB}/files/ledger")) == 8
+    assert len(content(store)) == 20
+
+
 def test_commits_of_many_nodes_at_once_are_all_in_the_set(bucket_url: str) -> None:
     nodes = [sets_of(open_bucket(bucket_url), 1, rank) for rank in range(6)]
     for node in nodes:

@@ -159,8 +159,23 @@ def test_a_file_that_is_damaged_is_named(tmp_path: Path, file_url: str) -> None:
     files = keep(file_url, {"a": b"good"}, {})
     key = f"{layout.files('job')}/blobs/{files.files['a'].blob}"
     open_bucket(file_url).put(key, b"evil")
-    with pytest.raises(CorruptRecord, match="is damaged"):
+    with pytest.raises(CorruptRecord, match=r"is damaged: .*; gpuctl ckpt verify files --job job tells"):
         pulled.fetch_files(open_bucket(file_url), "job", files, tmp_path / "out", lambda _: None)
+
+
+def test_files_that_the_job_replaces_while_they_are_pulled_are_not_called_damaged(
+    tmp_path: Path, file_url: str
+) -> None:
+    files = keep(file_url, {"a": b"a1", "b": b"b1"}, {})
+    newer = [b"2", b"3"]
+
+    def go_on(_: int) -> None:
+        while newer:
+            text = newer.pop(0)
+            keep(file_url, {"a": b"a" + text, "b": b"b" + text}, {})
+
+    with pytest.raises(GpuctlError, match="the files of job were replaced meanwhile; pull the newer ones"):
+        pulled.fetch_files(open_bucket(file_url), "job", files, tmp_path, go_on)
 
 
 @pytest.mark.parametrize(
