@@ -5,14 +5,20 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 # The one that the pins were tested with first.
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python)
+
+# Three, since they wait for each other's servers and for deadlines; in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 # pip applies -c to what it installs, and these to the isolated environment that builds gpuctl itself (pip before 25.3
 # reads the first, later ones the second). A relative path, because pip splits these at spaces.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start thousands of short programs, and each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A .venv that was copied here, was never finished or has lost its interpreter is made anew.
 healthy = [ "$$($(BIN)/python -c 'import gpuctl; print(gpuctl.__file__)' 2>/dev/null)" = "$(CURDIR)/src/gpuctl/__init__.py" ]
@@ -21,7 +27,7 @@ SICK := sick
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-machines bench bench-checkpoint preview lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-times test-machines mutate bench bench-checkpoint preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -35,14 +41,24 @@ test: lint types contracts preview unit ## Linters, strict types, import contrac
 preview: $(STAMP) ## Plans of the three clouds, beside the goldens (RENEW=1 writes those)
 	$(BIN)/python -m tests.stacks.preview $(if $(RENEW),--renew)
 
+catalog: $(STAMP) ## stacks/catalog/catalog.json anew, from what is newest (FROM=DIR: from files that are there)
+	$(BIN)/python -m tools.catalog $(if $(FROM),--from $(FROM),--fetch build/catalog)
+
 test-machines: $(STAMP) ## Machines that boot, all tests on them (root, Linux; the first run makes their file system)
-	$(BIN)/python -m pytest tests/machines
+	$(BIN)/python -m pytest -m "" tests/machines
+
+mutate: $(STAMP) ## Bugs put in one by one: a test must fail for each (ONLY=ledger: those that name it)
+	$(BIN)/python -m tools.mutate $(if $(ONLY),--only $(ONLY))
 
 bench: $(STAMP) ## Measure against the references, side by side (build/bench.json)
 	$(BIN)/python tests/bench/main.py
 
 bench-checkpoint: $(STAMP) ## The same for saves and restores (build/bench-checkpoint.json)
 	$(BIN)/python tests/bench/checkpoint/main.py
+
+docs: $(DOCS_STAMP) ## The documentation as a site, in build/site; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "make: open build/site/index.html, or: $(BIN)/python -m http.server --directory build/site"
 
 setup: $(STAMP) ## Only make .venv
 
@@ -52,15 +68,21 @@ lint: $(STAMP) ## Formatting and lint rules
 
 types: $(STAMP) ## Strict types
 	$(BIN)/python -m mypy
-	$(BIN)/python -m mypy tests $(wildcard examples/*.py)
+	$(BIN)/python -m mypy tests tools $(wildcard examples/*.py)
 
 contracts: $(STAMP) ## Imports go down only
 	$(BIN)/lint-imports --no-logo --no-cache
 
 unit: $(STAMP) ## All tests and nothing else
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(PYTEST)
 
-format: $(STAMP) ## Format, and mend what can be mended
+test-all: lint types contracts preview ## The same as test, with what is tried in all ways at all places (40 minutes more)
+	$(PYTEST) -m ""
+
+test-times: $(STAMP) ## All tests, and the twenty that took longest
+	$(PYTEST) --durations=20
+
+format: $(STAMP) ## Format, and fix what can be fixed
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
 
@@ -70,9 +92,15 @@ $(STAMP): pyproject.toml constraints.txt $(SICK)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# A stamp of its own: the tests need none of it, and the site needs no torch.
+$(DOCS_STAMP): pyproject.toml constraints.txt $(SICK)
+	@$(healthy) || { $(find_python) && "$$chosen" -m venv --clear $(VENV); }
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
 constraints: ## Pin anew: the newest versions that pyproject.toml allows (then run the tests)
 	@$(find_python) && "$$chosen" -m venv --clear build/pins
-	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/pins/bin/python -m pip install --quiet '.[dev]'
+	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/pins/bin/python -m pip install --quiet '.[dev,docs]'
 	@sed '/^[^#]/d' constraints.txt > build/constraints.txt
 	@build/pins/bin/python -m pip freeze --all | $(portable_pins) >> build/constraints.txt
 	@mv build/constraints.txt constraints.txt

@@ -1,4 +1,15 @@
-"""What turns a machine into a node, and the agent that then runs on it.
+"""What makes a machine a node, and what a node does.
 
-Read ``agent`` first (the loop), then ``run`` (a node's part in one round) and ``interpreter`` (why a round is quick).
+Read in this order:
+
+- ``user_data``, ``node_spec``: what a rented machine is told when it first boots
+- ``boot``: the program that makes it a node; standard library only, it travels in user-data
+- ``identity``, ``gpus``, ``ports``: what a node is, what it has
+- ``network``: its interfaces, the variables that NCCL needs, who can reach it
+- ``agent``: the process that takes part in the cluster
+- ``jobs``: jobs on a node: their code, images and folders
+- ``launch``: starting a round's workers, in a warm interpreter or a container
+- ``mirror``: files that a script keeps, copied to the bucket and back
+- ``monitors``: a cloud's notice, a job that hangs
+- ``tensorboard``: TensorBoard over what is in the bucket
 """

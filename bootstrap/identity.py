@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Self
+
 import msgspec
 
+from gpuctl.cluster.records.codec import decode
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``<dir>/identity.json``: who a node is, written by whatever made it."""
+FILE = "identity.json"
+
+
+class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who a node is: ``<dir>/identity.json``, written by whatever created the node."""
 
     node: str
     address: str
@@ -22,3 +29,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose machine this is (``node_spec.Host``), and so who gives notice of its end; empty: a process of ``local``."""
     root: str = "/"
     """With a provider: where ``/run/gpuctl`` is; elsewhere in tests."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ``CorruptRecord``, and ``OSError`` where there is none."""
+        path = folder / FILE
+        return decode(path.read_bytes(), cls, str(path))

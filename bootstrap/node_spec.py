@@ -1,4 +1,4 @@
-"""What a machine is told when it first boots: all that ``user_data.render`` puts into user-data, and no secret.
+"""What a machine is told when it first boots: all that ``user_data`` puts into user-data, and no secret.
 
 On the machine it is ``/etc/gpuctl/node.json``. ``bootstrap.boot`` reads it there as plain JSON, for it runs before
 gpuctl and its packages are installed.
@@ -16,7 +16,7 @@ Host = Literal["aws", "gcp", "azure", "ssh"]
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the instance type should have, for the health gate; a machine with less of it is never ready."""
+    """The hardware that the instance type should have, for the health gate; a machine with less is never ready."""
 
     gpus: int = 0
     gpu_memory_gb: float = 0.0
@@ -26,7 +26,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """gpuctl as the nodes install it: what ``up`` has put into the bucket."""
+    """The gpuctl package that nodes install: what ``up`` has put into the bucket."""
 
     wheel: str
     """Key below the cluster's prefix, ``boot/<sha256>/gpuctl-….whl``."""
@@ -38,7 +38,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``/etc/gpuctl/node.json``"""
+    """The settings of a node, in ``/etc/gpuctl/node.json``."""
 
     cluster: str
     provider: Host

@@ -6,12 +6,13 @@ once: nobody can take it in between, and a late peer of an old round cannot reac
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
 
 class PortPool:
-    """Thread-safe."""
+    """Free ports for rounds' rendezvous. Thread-safe."""
 
     def __init__(self, address: str, size: int = 3) -> None:
         self._address = address
@@ -28,7 +29,8 @@ class PortPool:
         """The listening socket of ``port``, which is offered no more; ``None`` if it was taken before."""
         with self._lock:
             taken = self._sockets.pop(port, None)
-            self._fill()
+            with contextlib.suppress(OSError):  # no file is left to be opened: fewer are offered until the next one
+                self._fill()
             return taken
 
     def close(self) -> None:

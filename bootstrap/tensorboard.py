@@ -20,11 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from gpuctl.bootstrap.identity import Identity
+from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import Bucket, open_bucket
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.cluster.records import decode
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 
 _EVERY_S = 5.0
 _PATIENCE_S = 60.0
@@ -44,7 +43,7 @@ class EventFiles:
         self._seen: dict[str, str] = {}
 
     def refresh(self) -> None:
-        """Raises ``StoreUnavailable`` and ``StoreError``."""
+        """Fetch what is new. Raises ``StoreUnavailable`` and ``StoreError``."""
         own = self._link_own()
         for entry in self._store.list(self._prefix):
             name = entry.key.removeprefix(f"{self._prefix}/")
@@ -134,8 +133,9 @@ def _free_port() -> int:
 
 
 def main(folder: str, job: str) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it, and ends standard input
     path = Path(folder)
-    identity = decode((path / "identity.json").read_bytes(), Identity, str(path / "identity.json"))
+    identity = NodeIdentity.read(path)
     os.environ.update(identity.env)  # the keys to the bucket, where the machine has no identity of its own
     try:
         return serve(open_bucket(identity.bucket), identity.node, path, job)

@@ -1,6 +1,13 @@
-"""The command line: one module per verb, and all printing.
+"""The command line. All printing is here.
 
-``main`` is the way in, ``verbs`` the table, ``settings`` what the verbs are told (flag, environment, file, default),
-``terminal`` how it looks. Each verb's module is loaded when that verb is used, and holds a function ``verb`` (or
-one named as the verb) whose docstring is its help, or an ``app`` with verbs below it.
+Read in this order:
+
+- ``main``: the way in, and the exit code
+- ``app``, ``verbs``: the table of verbs, each loaded only when it is used
+- ``commands``: a module per verb
+- ``session``: what several verbs do
+- ``text_commands``, ``completions``: what all commands have in common, and what a shell offers
+- ``settings``: flags, environment, ``gpuctl.yaml``
+- ``render``: how it looks
+- ``signals``: SIGTERM and SIGHUP are what Ctrl-C is
 """

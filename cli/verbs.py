@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import difflib
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import typer
-from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from gpuctl.cluster.errors import BadInput, GpuctlError
-
-EVERYWHERE: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-"""Settings of every command."""
+from gpuctl.cli.signals import Interrupted, Terminated
+from gpuctl.cli.text_commands import TextCommand, TextGroup, single
+from gpuctl.cluster.errors import BadInput
 
 
 class Verb(NamedTuple):
@@ -24,82 +22,52 @@ class Verb(NamedTuple):
     about: str
 
 
-SECTIONS: dict[str, dict[str, Verb]] = {
+_ABOUT: dict[str, dict[str, str]] = {
     "Machines": {
-        "up": Verb("gpuctl.cli.up", "Make a cluster, or what is missing of it."),
-        "offers": Verb("gpuctl.cli.offers", "List machines that could be rented, the cheapest GPU first."),
-        "check": Verb("gpuctl.cli.check", "Ask a cloud whether it would give these machines."),
-        "status": Verb("gpuctl.cli.status", "Show the nodes, rank 0 and how far the jobs are."),
-        "net": Verb("gpuctl.cli.net", "Show the nodes' networks, and who can reach whom."),
-        "repair": Verb("gpuctl.cli.repair", "Replace what is missing of a rented cluster."),
-        "verify": Verb("gpuctl.cli.verify", "Test the nodes' devices and the network between them."),
-        "preempt": Verb("gpuctl.cli.preempt", "Take a node away the way a cloud would."),
-        "down": Verb("gpuctl.cli.down", "Take everything away but the checkpoints."),
-        "cost": Verb("gpuctl.cli.cost", "Show what a cluster's machines have cost so far."),
-        "leaks": Verb("gpuctl.cli.leaks", "Find what clusters have left in a cloud, and what it costs."),
+        "up": "Create a cluster, or what is missing of it.",
+        "check": "Check whether a cloud would provide these machines.",
+        "status": "Show nodes, rank 0 and the progress of jobs.",
+        "net": "Show the nodes' networks, and which can reach each other.",
+        "repair": "Replace missing machines of a rented cluster.",
+        "verify": "Test the nodes' devices and the network between them.",
+        "preempt": "Preempt a node, as a cloud would.",
+        "down": "Remove the cluster; keep the checkpoints.",
+        "attach": "Use a cluster created on another machine.",
+    },
+    "Costs": {
+        "offers": "List machine types and prices, the cheapest GPU first.",
+        "cost": "Show the cost of a cluster's machines so far.",
+        "leaks": "Find resources left in a cloud, and what they cost.",
+        "buckets": "List or delete buckets of past clusters.",
     },
     "Jobs": {
-        "train": Verb("gpuctl.cli.train", "Run a script on the cluster and show what it prints."),
-        "logs": Verb("gpuctl.cli.logs", "Show what a job printed, or how a machine booted."),
-        "jobs": Verb("gpuctl.cli.jobs", "List the jobs, the newest last."),
-        "cancel": Verb("gpuctl.cli.cancel", "End a job after a last checkpoint."),
-        "ckpt": Verb("gpuctl.cli.ckpt", "List, fetch, check or delete a job's checkpoints."),
+        "train": "Run a script on the cluster and show its output.",
+        "logs": "Show the output of a job, or the boot log of a machine.",
+        "jobs": "List the jobs, the newest last.",
+        "cancel": "Cancel a job after a last checkpoint.",
+        "ckpt": "List, fetch, check or delete a job's checkpoints.",
     },
     "Nodes": {
-        "ssh": Verb("gpuctl.cli.ssh", "Log in to a node, or run a command there on this terminal."),
-        "exec": Verb("gpuctl.cli.exec", "Run a command on a node, or on all of them."),
-        "cp": Verb("gpuctl.cli.cp", "Copy files to a node or from one."),
-        "forward": Verb("gpuctl.cli.forward", "Bring a port of a node, or TensorBoard, to this machine."),
+        "ssh": "Log in to a node, or run a command there.",
+        "exec": "Run a command on one node or all.",
+        "cp": "Copy files to or from a node.",
+        "forward": "Forward a node's port, or TensorBoard, to this machine.",
     },
     "Other": {
-        "demo": Verb("gpuctl.cli.demo", "Train on four local nodes and lose two of them on the way."),
-        "config": Verb("gpuctl.cli.config", "Show the settings and where each comes from."),
-        "completion": Verb("gpuctl.cli.completion", "Print the completion script of a shell."),
+        "demo": "Train on four local nodes and lose two of them on the way.",
+        "config": "Show the settings and where each comes from.",
+        "completion": "Print a shell's completion script.",
     },
+}
+SECTIONS: dict[str, dict[str, Verb]] = {
+    title: {name: Verb(f"gpuctl.cli.commands.{title.lower()}.{name}", about) for name, about in verbs.items()}
+    for title, verbs in _ABOUT.items()
 }
 VERBS: dict[str, Verb] = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
 
 
-class Interrupted(GpuctlError):
-    """Ctrl-C."""
-
-    exit_code = 130
-
-
 class ReaderLeft(Exception):
     """The pipe that standard output goes to was closed (``| head``)."""
-
-
-class AsText:
-    """For a command or a group: text reaches the verb as it is (see ``options``).
-
-    Typer 0.29 would load pydantic for it, 0.1 s of CPU and a third of ``gpuctl status``, to turn text into text.
-    """
-
-    def get_params(self, ctx: Any) -> Any:
-        params = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if hasattr(param, "_runtime_param") and param.type_descriptor.annotation in _TEXT:
-                param._runtime_param = _AsIs()
-        return params
-
-
-_TEXT = (str, bool, list[str])
-
-
-class _AsIs:
-    """Takes the place of Typer's conversion."""
-
-    def coerce(self, value: Any, **_: Any) -> Any:
-        return value
-
-
-class TextCommand(AsText, TyperCommand):
-    """A verb."""
-
-
-class TextGroup(AsText, TyperGroup):
-    """A verb with verbs below it, such as ``ckpt``."""
 
 
 class VerbGroup(TextGroup):
@@ -115,14 +83,17 @@ class VerbGroup(TextGroup):
         if args[0] not in VERBS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], VERBS, n=1)
             raise BadInput(
-                f"there is no verb {args[0]!r}", f"did you mean `gpuctl {near[0]}`?" if near else "see `gpuctl --help`"
+                f"unknown command {args[0]!r}", f"did you mean `gpuctl {near[0]}`?" if near else "see `gpuctl --help`"
             )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Before Typer makes something of its own of them."""
+        """Handle exceptions before Typer does."""
+        _refuse_deleted_folder()
         try:
             return super().invoke(ctx)
+        except Terminated as error:
+            raise Interrupted("terminated", error.exit_code) from error
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted") from error
         except BrokenPipeError as error:
@@ -135,6 +106,13 @@ class VerbGroup(TextGroup):
                 formatter.write_dl([(name.ljust(width), verb.about) for name, verb in verbs.items()])
 
 
+def _refuse_deleted_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise BadInput("the working folder has been deleted", "cd to an existing one") from error
+
+
 def load(name: str) -> Any:
     """The command of one verb, from its module."""
     module = import_module(VERBS[name].module)
@@ -144,22 +122,3 @@ def load(name: str) -> Any:
     command = get_command(app)
     command.name = name
     return command
-
-
-def single(function: Any, cls: type[TextCommand] = TextCommand) -> typer.Typer:
-    """An app of one command, with the looks of all our commands."""
-    app = new_app()
-    app.command(cls=cls, context_settings=EVERYWHERE)(function)
-    return app
-
-
-def new_app(cls: type[TyperGroup] = TextGroup, **settings: Any) -> typer.Typer:
-    """A Typer app with plain help: no boxes, no tracebacks of its own, no options that we do not know of."""
-    return typer.Typer(
-        cls=cls,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings=EVERYWHERE,
-        **settings,
-    )

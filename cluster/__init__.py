@@ -1,6 +1,10 @@
-"""The shared kernel: the words every floor uses, and the few primitives by which machines agree.
+"""The shared kernel: what every machine agrees on. It imports no torch, and nothing of the other floors.
 
-Read in this order: ``records`` (what is said), ``bucket`` (where it is kept), ``ledger`` (how one writer wins),
-``rank0`` (who leads), ``sightings`` (what rank 0 sees of the nodes), ``rounds`` (what it decides, a pure function),
-``mingle`` (how a node takes part).
+Read in this order: ``records`` (what is written), ``layout`` (under which keys), ``storage`` (where it is kept),
+``agreement`` (how one writer wins), ``membership`` (who leads, who lives, and what round a job is in), ``jobs`` (the
+queue, and the code that is sent), ``checkpoints`` and ``snapshots`` (what training keeps), ``network`` (who can reach
+whom), ``views`` (what people ask of a cluster).
+
+``worker_context`` is what an agent tells its workers. Small things that all of it uses: ``errors``, ``clock``,
+``concurrency``, ``retry``, ``atomic_write``, ``disk``, ``distribution``.
 """

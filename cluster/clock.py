@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic seconds decide (leases, deadlines); wall-clock seconds are for showing to people only.
+    """The time. Monotonic seconds decide (leases, deadlines); wall-clock seconds are for showing to people only.
 
     No wall clock is ever compared with that of another machine.
     """

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""Exit code of what the user broke off, as the shell has it: 128 + SIGINT."""
+
+CHECKPOINT_LOST = 74
+"""Exit code of a job that trained to its end and could not keep its last checkpoint: EX_IOERR of sysexits(3)."""
+
 
 class GpuctlError(Exception):
     """A failure that the user can act on. The command line prints ``message`` and ``hint`` and no traceback.
@@ -27,7 +33,11 @@ class BadInput(GpuctlError):
 
 
 class StoreError(GpuctlError):
-    """The bucket answered with a failure that trying again will not mend (permission, no such bucket)."""
+    """The bucket answered with a failure that a retry will not fix (permission, no such bucket)."""
+
+
+class NoBucket(StoreError):
+    """There is no such bucket."""
 
 
 class StoreUnavailable(GpuctlError):

@@ -4,7 +4,7 @@
 
     cluster.json                               ClusterSpec
     nodes/<node>.json                          NodeRecord
-    net/<node>.json                            NodeNetwork (see ``network``)
+    net/<node>.json                            NodeNetwork
     boot/<node>.json                           BootReport
     boot/<node>.log                            what the steps of its boot printed
     boot/<sha256>/…                            gpuctl's wheel and its pins, for machines to install
@@ -12,18 +12,18 @@
     rank0/<version>                            ledger of Rank0
     queue/<version>                            ledger of job ids: the line
     code/<sha256>.tar.zst                      packed folders, each once
-    stays/<node>.json                          Stay
+    stays/<node>.json                          MachineUsage
     jobs/<job>/spec.json                       JobSpec
-    jobs/<job>/cancel                          present once someone asked for it
+    jobs/<job>/cancel                          CancelRequest
     jobs/<job>/rounds/<version>                ledger of Round
     jobs/<job>/exits/<round>/<node>.json       NodeExit
     jobs/<job>/logs/<round>/<node>/<n>.jsonl   what the workers printed
     jobs/<job>/metrics/<round>/<node>/<n>.jsonl
     jobs/<job>/tensorboard/<round>-<node>/…    event files
-    jobs/<job>/checkpoints/ledger/<version>    ledger of CheckpointLog
+    jobs/<job>/checkpoints/ledger/<version>    ledger of CheckpointIndex
     jobs/<job>/checkpoints/<step>-r<round>…/…  their parts and manifests
-    jobs/<job>/verification/<round>.json       Verification: what ``gpuctl verify`` found
-    jobs/<job>/files/ledger/<version>          ledger of FileLog: what scripts wrote under $GPUCTL_CHECKPOINT_DIR
+    jobs/<job>/verification/<round>.json       Verification
+    jobs/<job>/files/ledger/<version>          ledger of SnapshotIndex: what scripts wrote under $GPUCTL_CHECKPOINT_DIR
     jobs/<job>/files/blobs/<sha256>-r<round>…  the content of those files
 """
 
@@ -33,7 +33,7 @@ CLUSTER = "cluster.json"
 NODES = "nodes"
 NETWORKS = "net"
 BOOT = "boot"
-STAYS = "stays"
+MACHINE_USAGE = "stays"
 HOSTS = "hosts"
 RANK0 = "rank0"
 QUEUE = "queue"
@@ -64,8 +64,8 @@ def ssh_host(name: str) -> str:
     return f"{HOSTS}/{name}.json"
 
 
-def stay(name: str) -> str:
-    return f"{STAYS}/{name}.json"
+def machine_usage(name: str) -> str:
+    return f"{MACHINE_USAGE}/{name}.json"
 
 
 def code(digest: str) -> str:

@@ -49,10 +49,12 @@ class CharLM(nn.Module):
 
 def main() -> None:
     options = parsed()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else "cpu"
     text = corpus()
     torch.manual_seed(0)
     model = CharLM().to(device)
@@ -119,3 +121,6 @@ def parsed() -> argparse.Namespace:
 
 if __name__ == "__main__":
     main()
+    # After main, when DDP is gone: a gloo group that DDP holds to the last can deadlock as it is freed (pytorch#56297).
+    if dist.is_initialized():
+        dist.destroy_process_group()

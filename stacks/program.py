@@ -1,4 +1,4 @@
-"""What Pulumi runs: the cloud's program for the request in the stack's configuration, and the stack's outputs."""
+"""The program that Pulumi runs: the cloud's, for the request in the stack's configuration; and the stack's outputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import msgspec
 import pulumi
 
 from gpuctl.cluster.errors import BadInput
-from gpuctl.stacks.cloud import cloud, needs
-from gpuctl.stacks.machines import MachineType, catalog
-from gpuctl.stacks.request import CONFIG_KEY, StackRequest
+from gpuctl.stacks.catalog.instance_types import MachineType, catalog
+from gpuctl.stacks.clouds.extras import needs
+from gpuctl.stacks.clouds.interface import cloud
+from gpuctl.stacks.request.stack_request import CONFIG_KEY, StackRequest
 
 
 def main() -> None:
@@ -30,7 +31,9 @@ def configured() -> StackRequest:
         # Not strict: `pulumi config set` knows strings only.
         return msgspec.json.decode(text, type=StackRequest, strict=False)
     except msgspec.MsgspecError as error:
-        raise BadInput(f"gpuctl:{CONFIG_KEY} is no request: {error}", "examples/stack.yaml shows one") from error
+        raise BadInput(
+            f"gpuctl:{CONFIG_KEY} is not a valid request: {error}", "examples/stack.yaml shows one"
+        ) from error
 
 
 def declare(request: StackRequest) -> None:
@@ -40,11 +43,11 @@ def declare(request: StackRequest) -> None:
 
 
 def run(request: StackRequest, machine: MachineType) -> Mapping[str, object]:
-    """The cloud's program (see ``cloud.Cloud``). Raises ``BadInput`` if no zone was chosen, and if the cloud's packages
+    """The cloud's program (see ``Cloud``). Raises ``BadInput`` if no zone was chosen, and if the cloud's packages
     are not installed."""
     there = cloud(request.provider)
     if there.first_zone and not request.zones:
-        raise BadInput(f"no zone of {request.region} is named", f"such as {there.first_zone.format(request.region)}")
+        raise BadInput(f"no zone in {request.region} is set", f"for example {there.first_zone.format(request.region)}")
     try:
         return there.program(request, machine)
     except ModuleNotFoundError as error:

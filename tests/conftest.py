@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.stores import azurite, gcs, s3
+from tests.fakes.stores import azurite, gcs, s3
 
 
+def pytest_configure() -> None:
+    """What ``&`` starts ignores SIGINT, what ``nohup`` starts SIGHUP; so would all that the tests start and signal."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+_LONGEST = ("machines", "rented", "e2e")
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (``-n 2``), a file's tests stay together, and so do all that boot machines."""
+    """Side by side (``-n 3``), a file's tests stay together, and so do all that boot machines. The longest begin first,
+    or all would wait for them at the end."""
+    items.sort(key=lambda item: (item.get_closest_marker("exhaustive") is None, item.path.parent.name not in _LONGEST))
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         folder = item.path.parent
         item.add_marker(pytest.mark.xdist_group(folder.name if folder.name == "machines" else str(item.path)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuses to go on where xdist does not see the groups: https://github.com/pytest-dev/pytest-xdist/issues/1386."""
+    if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("pytest-xdist would tear files apart: install what constraints.txt names")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests were left out for want of what, and the command that adds it."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"left out {number:4}: {reason}")
+    if reasons:
+        terminalreporter.write_line(
+            f"left out {reasons.total():4} in all; on Debian, `sudo .ci/install-system` adds the programs"
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import doctest
 import importlib.metadata
 import os
 import re
@@ -18,13 +20,22 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import gpuctl
+from gpuctl.cluster import distribution
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("cli", "stacks", "bootstrap", "trainers", "cluster")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # Brought only by torch built for CUDA, which pins them itself.
 CUDA_ONLY = ("nvidia-", "cuda-", "triton")
+
+
+def _rooms() -> list[Path]:
+    return sorted({path.parent for path in _modules()})
+
+
+def _modules() -> list[Path]:
+    return [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py") if "__pycache__" not in path.parts]
 
 
 @pytest.mark.parametrize("floor", FLOORS)
@@ -41,7 +52,30 @@ def test_the_package_holds_the_floors_and_nothing_else() -> None:
 
 def test_every_test_folder_mirrors_a_floor() -> None:
     folders = {p.name for p in (ROOT / "tests").iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert folders <= {*FLOORS, "bench", "e2e", "examples", "machines", "stores"}
+    assert folders <= {*FLOORS, "bench", "docs", "e2e", "examples", "fakes", "machines"}
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_tests_stand_where_their_modules_do(floor: str) -> None:
+    rooms = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests" / floor).rglob("test_*.py")}
+    assert rooms and {room for room in rooms if not (ROOT / room / "__init__.py").is_file()} == set()
+
+
+def test_a_room_is_small() -> None:
+    """Whoever opens it sees all of it at once. The boot program is one thing, which travels as a whole."""
+    sizes = {room: len([*room.glob("*.py")]) for room in _rooms()}
+    assert {room: size for room, size in sizes.items() if size > 11 and room != ROOT / "bootstrap" / "boot"} == {}
+
+
+@pytest.mark.parametrize("room", [room for room in _rooms() if room.parent != ROOT / "stacks" / "clouds"], ids=str)
+def test_a_room_begins_with_its_map(room: Path) -> None:
+    """``__init__.py`` names what is in the room, and holds nothing that an import of a module in it would pay for."""
+    tree = ast.parse((room / "__init__.py").read_text())
+    said = ast.get_docstring(tree) or ""
+    there = {path.stem for path in room.glob("*.py")} | {path.parent.name for path in room.glob("*/__init__.py")}
+    assert {name for name in there if not name.startswith("__") and f"``{name}``" not in said} == set()
+    if room != ROOT / "bootstrap" / "boot":
+        assert len(tree.body) == 1
 
 
 def test_a_module_is_named_for_what_it_holds() -> None:
@@ -53,6 +87,16 @@ def test_the_version_is_the_same_everywhere_and_in_the_changelog() -> None:
     version = PROJECT["project"]["version"]
     assert gpuctl.__version__ == version
     assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_nobody_is_told_to_install_the_project_of_another() -> None:
+    """``gpuctl`` is taken on PyPI."""
+    assert PROJECT["project"]["name"] == distribution.NAME != "gpuctl"
+    assert doctest.testmod(distribution) == (0, 1)
+    told = re.compile(r"pip install (-\S+ )*['\"]?gpuctl(?!-spot)\b|['\"]gpuctl\[")
+    texts = [*_modules(), *PAPERS, *(ROOT / "tests").rglob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]
+    wrong = [path for path in texts if told.search(path.read_text())]
+    assert [str(path) for path in wrong if path != Path(__file__)] == []
 
 
 def test_every_public_name_can_be_imported() -> None:
@@ -68,7 +112,7 @@ def test_the_import_contracts_hold(tmp_path: Path) -> None:
     ("file", "line", "contract"),
     [
         ("cluster/planted.py", "import gpuctl.trainers", "imports go down only"),
-        ("bootstrap/planted.py", "def later(): import gpuctl.stacks.provider", "imports go down only"),
+        ("bootstrap/planted.py", "def later(): import gpuctl.stacks.providers.interface", "imports go down only"),
         ("attic/__init__.py", "", "gpuctl.attic"),
         ("cluster/planted.py", "def later(): import torch", "knows no torch"),
         ("bootstrap/planted.py", "from pulumi import automation", "needs no Pulumi"),
@@ -94,7 +138,7 @@ def test_a_wheel_holds_every_module(tmp_path: Path, through_an_sdist: bool) -> N
         *("--wheel-dir", str(wheels), str(source)),
     )
     (wheel,) = wheels.glob("*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("gpuctl-")}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("gpuctl_spot-")}
     modules = {f"gpuctl/{path.relative_to(ROOT)}" for path in _modules()}
     assert {name for name in packed if name.endswith(".py")} == modules | {"gpuctl/__init__.py"}
     assert "gpuctl/py.typed" in packed
@@ -116,12 +160,18 @@ def test_the_constraints_pin_every_package_that_the_extras_bring() -> None:
     )
 
 
+def test_the_constraints_pin_what_builds_the_site() -> None:
+    """Whether it is installed or not: the tests do without."""
+    wanted = [Requirement(text) for text in PROJECT["project"]["optional-dependencies"]["docs"]]
+    assert [str(one) for one in wanted if _pins().get(canonicalize_name(one.name), "") not in one.specifier] == []
+
+
 def test_every_requirement_is_bounded() -> None:
     project = PROJECT["project"]
     lists = [PROJECT["build-system"]["requires"], project["dependencies"], *project["optional-dependencies"].values()]
     requirements = [Requirement(text) for texts in lists for text in texts]
     unbounded = [
-        r.name for r in requirements if r.name != "gpuctl" and {s.operator for s in r.specifier} != {">=", "<"}
+        r.name for r in requirements if r.name != distribution.NAME and {s.operator for s in r.specifier} != {">=", "<"}
     ]
     assert unbounded == []
 
@@ -130,6 +180,14 @@ def test_continuous_integration_does_what_ci_run_does() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     steps = [step.get("run", "") for step in workflow["jobs"]["test"]["steps"]]
     assert steps[-1] == ".ci/run"
+    assert workflow["jobs"]["docs"]["steps"][-1]["run"] == "make docs"
+    commands = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    named = [word for command in commands for word in command.split() if word.startswith(("tests/", ".ci/"))]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    pythons = [
+        f"Programming Language :: Python :: {one}" for one in workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    ]
+    assert pythons == [line for line in PROJECT["project"]["classifiers"] if re.search(r":: 3\.\d+$", line)]
     for script in ("run", "install-system"):
         assert os.access(ROOT / ".ci" / script, os.X_OK)
 
@@ -149,10 +207,6 @@ def test_what_a_paper_names_exists(paper: Path) -> None:
     assert [link for link in links if not (paper.parent / link).exists()] == []
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z]+)`", text)) <= targets
-
-
-def _modules() -> list[Path]:
-    return [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py") if "__pycache__" not in path.parts]
 
 
 def _python(*arguments: str) -> None:
@@ -183,10 +237,11 @@ def _pins() -> dict[str, str]:
 
 
 def _needed_packages() -> set[str]:
-    """All that gpuctl's requirements and extras lead to on this machine, the build backend with them."""
-    extras = PROJECT["project"]["optional-dependencies"]
+    """All that gpuctl's requirements and extras lead to on this machine, the build backend with them. Not what builds
+    the site, which only `make docs` installs."""
+    extras = PROJECT["project"]["optional-dependencies"].keys() - {"docs"}
     waiting = [Requirement(text) for text in PROJECT["build-system"]["requires"]]
-    waiting.append(Requirement(f"gpuctl[{','.join(extras)}]"))
+    waiting.append(Requirement(f"{distribution.NAME}[{','.join(extras)}]"))
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         requirement = waiting.pop()
@@ -199,4 +254,4 @@ def _needed_packages() -> set[str]:
             chosen = [{"extra": extra} for extra in requirement.extras] or [{"extra": ""}]
             if child.marker is None or any(child.marker.evaluate(environment) for environment in chosen):
                 waiting.append(child)
-    return {name for name, _ in seen} - {"gpuctl"}
+    return {name for name, _ in seen} - {distribution.NAME}

@@ -1,0 +1,12 @@
+"""What runs inside a worker process.
+
+- ``trainer``: a training loop that survives losing machines
+- ``checkpoint``: saving and restoring a state
+- ``data``: batches and the order of samples
+- ``metrics``: what a script reports of itself
+- ``launchers``: how a node's worker processes are started
+- ``diagnostics``: the job behind ``gpuctl verify``
+- ``stop_signal``: agreement on the step at which all ranks stop
+- ``world``: rank, world size, and the job's store
+- ``gpus``, ``console``: small helpers of the others
+"""

@@ -23,21 +23,26 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
+from gpuctl.cluster.checkpoints.retention import Retention
 from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.retention import Retention
-from gpuctl.trainers.batches import Batches
-from gpuctl.trainers.checkpoint import Checkpointer
-from gpuctl.trainers.metrics import log_metrics, metrics
-from gpuctl.trainers.sampling import Sampling, mixed, slice_of
-from gpuctl.trainers.world import World
+from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
+from gpuctl.trainers.data.batches import Batches
+from gpuctl.trainers.data.sampling import Sampling, mixed, slice_of
+from gpuctl.trainers.metrics.stream import log_metrics, metrics
+from gpuctl.trainers.world import World, pause_at_exit
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_AS_IT_IS = contextlib.nullcontext()
+
+Parts = list[tuple[Tensor, float]]
+"""Of a rank's loss in one step: the mean over each micro-batch, and the part of the global batch that this is. Summed
+up over all ranks they are the global mean; that is only done for steps that are logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What ``fit`` came to."""
+    """The result of ``fit``."""
 
     steps: int
     """Optimizer steps done, those of earlier rounds included."""
@@ -82,7 +87,7 @@ class Trainer:
         was logged last, for ``Retention.best``. ``workers``, as in ``DataLoader``, load what is not a
         ``TensorDataset``."""
         if precision not in _DTYPES:
-            raise BadInput(f"precision {precision!r} is none", f"use one of {', '.join(_DTYPES)}")
+            raise BadInput(f"unknown precision {precision!r}", f"use one of {', '.join(_DTYPES)}")
         for name, number in (("micro_batch", micro_batch), ("log_every", log_every)):
             if number is not None and number < 1:
                 raise BadInput(f"{name}={number} is not a number of samples or steps", "use 1 or more")
@@ -94,12 +99,13 @@ class Trainer:
         self._scheduler = scheduler
         self._steps = steps
         self._seed = seed
-        self._precision = precision
+        self._dtype = _DTYPES[precision]
         self._log_every = log_every
         self._world = World.now()
         self._sampling = Sampling(_length(dataset), global_batch, seed)
         self._batches = Batches(dataset, self._sampling, self._world, micro_batch, workers)
         self._scaler = torch.GradScaler(self.device.type, enabled=precision == "fp16" and self.device.type == "cuda")
+        self._scales = self._scaler.is_enabled()
         self._ddp = self._wrapped()
 
     def fit(self) -> Fitted:
@@ -119,7 +125,7 @@ class Trainer:
             done = step + 1
             loss = self._step(step, micro_batches)
             if done == start + 1 or done % self._log_every == 0 or done == self._steps:
-                said = self._log(done, loss, said)
+                said = self._log(done, _summed(loss), said)
             metrics().progress(done)
             self.checkpointer.step(done, state, {"loss": said.loss})
         self.checkpointer.save(self._steps, state, {"loss": said.loss})
@@ -137,7 +143,7 @@ class Trainer:
                 dist.broadcast(buffer, src=0)
         count = _length(dataset)
         if count == 0:
-            raise BadInput("a data set without samples has no mean", "evaluate on one that has some")
+            raise BadInput("the data set is empty", "evaluate on one with samples")
         begin, end = slice_of(count, self._world.rank, self._world.size)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         self.model.eval()
@@ -157,45 +163,42 @@ class Trainer:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def _step(self, step: int, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Tensor:
-        """One optimizer step; returns this rank's part of the loss, whose sum over the ranks is the global mean."""
+    def _step(self, step: int, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Parts:
+        """One optimizer step; returns this rank's parts of the loss."""
         self._seed_step(step)
         self._optimizer.zero_grad()
         loss = self._backward(micro_batches)
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        if self._scales:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        else:
+            self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
         return loss
 
-    def _backward(self, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Tensor:
-        """Gradients of the mean over the global batch; returns this rank's part of that mean.
+    def _backward(self, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Parts:
+        """Gradients of the mean over the global batch; returns this rank's parts of that mean.
 
         DDP takes the mean over the ranks, hence the world's size. Where that makes 1, as for even slices, nothing is
-        multiplied: in a small model each operation counts.
+        multiplied: in a small model each operation counts, and is slow where the step has filled the processor's cache.
         """
-        total: Tensor | None = None
+        parts = []
+        last = len(micro_batches) - 1
         for index, (inputs, targets, weight) in enumerate(micro_batches):
-            with self._together(last=index == len(micro_batches) - 1):
-                with self._autocast():
+            with _AS_IT_IS if index == last else self._apart():
+                with _AS_IT_IS if self._dtype is None else torch.autocast(self.device.type, self._dtype):
                     output = self._ddp(inputs.to(self.device, non_blocking=True))
                     loss = self._loss(output, targets.to(self.device, non_blocking=True))
                 factor = weight * self._world.size
-                self._scaler.scale(loss if factor == 1 else loss * factor).backward()
-            part = loss.detach().to(torch.promote_types(loss.dtype, torch.float32)) * weight
-            total = part if total is None else total + part
-        assert total is not None, "a step has a micro-batch on every rank"
-        return total
+                scaled = loss if factor == 1 else loss * factor
+                (self._scaler.scale(scaled) if self._scales else scaled).backward()
+            parts.append((loss.detach(), weight))
+        return parts
 
-    def _together(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+    def _apart(self) -> contextlib.AbstractContextManager[Any]:
         """Gradients are exchanged with a step's last micro-batch only."""
-        if last or not isinstance(self._ddp, DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self._ddp.no_sync()
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = _DTYPES[self._precision]
-        return torch.autocast(self.device.type, dtype) if dtype is not None else contextlib.nullcontext()
+        return self._ddp.no_sync() if isinstance(self._ddp, DistributedDataParallel) else _AS_IT_IS
 
     def _seed_step(self, step: int) -> None:
         """Dropout and the like depend on (seed, step, rank), not on what was drawn before."""
@@ -242,7 +245,7 @@ class Trainer:
         state: dict[str, Any] = {"model": self.model, "optimizer": self._optimizer}
         if self._scheduler is not None:
             state["scheduler"] = self._scheduler
-        if self._scaler.is_enabled():
+        if self._scales:
             state["scaler"] = self._scaler
         return state
 
@@ -256,6 +259,15 @@ class _Said:
     loss: float = math.nan
 
 
+def _summed(parts: Parts) -> Tensor:
+    total: Tensor | None = None
+    for loss, weight in parts:
+        part = loss.to(torch.promote_types(loss.dtype, torch.float32)) * weight
+        total = part if total is None else total + part
+    assert total is not None, "a step has a micro-batch on every rank"
+    return total
+
+
 def _join_process_group() -> torch.device:
     """This rank's device; the process group is made if a launcher started several workers and the script made none."""
     world = World.of_env()
@@ -265,13 +277,14 @@ def _join_process_group() -> torch.device:
         torch.cuda.set_device(device)
     if "WORLD_SIZE" in os.environ and world.size > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        pause_at_exit()
     return device
 
 
 def _length(dataset: Dataset[Any]) -> int:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise BadInput(
-            f"a {type(dataset).__name__} cannot be asked for its n-th sample, so no step can name its samples",
+            f"a {type(dataset).__name__} cannot be indexed, so steps cannot be reproduced",
             "use a map-style data set, with __len__ and __getitem__",
         )
     return len(dataset)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
 
 import torch.distributed as dist
 
 from gpuctl.cluster.errors import BadInput
 
+_PAUSE_S = 0.1
+"""Twenty times as long as a thread of Python's may keep the interpreter from others."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process's place. A plain ``python script.py`` is a world of one."""
+    """This process's place in the job. A plain ``python script.py`` is a world of one."""
 
     rank: int = 0
     size: int = 1
@@ -20,7 +27,7 @@ class World:
 
     @classmethod
     def of_env(cls) -> World:
-        """As the launcher said it, whether there is a process group or not."""
+        """The world as the launcher's environment describes it, whether there is a process group or not."""
         env = os.environ
         return cls(int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0")))
 
@@ -38,7 +45,30 @@ class World:
         return told
 
 
-def job_store(prefix: str) -> dist.Store:
-    """A connection of its own to the store that the process group was made with. It outlives the group."""
-    default = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(prefix, default.clone())  # type: ignore[attr-defined]  # lacking in torch's stubs
+def job_store(name: str, patience: timedelta | None = None) -> dist.Store:
+    """A connection of its own to the store that the job's workers meet in. It outlives the process group.
+
+    The keys are this start's own: a restart of the workers meets a store that may have lived on. ``patience`` is how
+    long a wait may take; None for as long as in the process group.
+    """
+    if dist.is_initialized():
+        default = dist.distributed_c10d._get_default_store()
+        store = default.clone()  # type: ignore[attr-defined]  # lacking in torch's stubs
+        if patience is not None:
+            store.set_timeout(patience)
+    else:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(host, port, is_master=False, timeout=patience or dist.default_pg_timeout)
+    number, restart = os.environ.get("GPUCTL_ROUND", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"gpuctl/{name}/{number}/{restart}", store)
+
+
+@cache
+def pause_at_exit() -> None:
+    """Have this process wait a moment when it ends, for the threads of gloo's process groups.
+
+    One of them may still hold a tensor of the last collective, and it aborts the process if it has not let go of that
+    when the interpreter ends (torch 2.13): one of 75 runs under torchrun on two busy cores. There is nothing to wait
+    for: to destroy the group joins its threads only if neither DDP nor the script refers to it any more.
+    """
+    atexit.register(time.sleep, _PAUSE_S)

@@ -23,9 +23,11 @@ from .leave import claim, leave
 from .metadata import Metadata
 from .report import Reporter
 from .steps import Failed, Step, note, run
-from .store import Store, fetch, open_store
+from .store import BootStore, fetch, open_store
 
 _ALSO_ON_PATH = ":/opt/amazon/efa/bin"
+_IDENTITY = "AZURE_MSI_RESOURCE_ID"
+"""As object_store calls it, which the agent asks the bucket by."""
 _AGAIN_S = 30.0
 _LEAVE_AGAIN_S = (60.0, 900.0)
 """Before the second try to leave, and the most before a later one."""
@@ -34,7 +36,7 @@ _LEAVE_AGAIN_S = (60.0, 900.0)
 def main(args: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> int:
     root = Path(os.environ.get("GPUCTL_ROOT", "/"))
     spec = json.loads((root / "etc/gpuctl/node.json").read_text())
-    metadata = Metadata(spec["provider"])
+    metadata = Metadata(spec["provider"], identity=spec["env"].get(_IDENTITY, ""))
     match args:
         case ["boot"]:
             os.environ["PATH"] += _ALSO_ON_PATH
@@ -55,7 +57,7 @@ def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callabl
     instance = metadata.instance()
     instance = replace(instance, address=spec["address"] or instance.address, type=spec["type"] or instance.type)
     if not instance.address:
-        raise OSError("this machine has no address yet")
+        raise OSError("this machine has no IP address yet")
     node = spec["node"] or instance.id
     store = open_store(spec["bucket"], {"AWS_REGION": spec["region"], **os.environ, **spec["env"]}, metadata)
     reporter = Reporter(root, node, instance, store)
@@ -68,9 +70,9 @@ def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callabl
         package = spec["package"]
         program = Step("program", lambda: unpack(root, package, store), 120, tries=20, mark=package["sha256"])
         run([program], root, tell, sleep)
-        from .install import Machine  # which was not there before
+        from .install import Installation  # which was not there before
 
-        run(Machine(root, spec, node, instance, store).steps(), root, tell, sleep)
+        run(Installation(root, spec, node, instance, store).steps(), root, tell, sleep)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the reason
         told = (error.step, error.reason) if isinstance(error, Failed) else ("boot", f"{type(error).__name__}: {error}")
         step, reason = told
@@ -87,7 +89,7 @@ def boot(root: Path, spec: Mapping[str, Any], metadata: Metadata, sleep: Callabl
         sleep(_AGAIN_S)
 
 
-def unpack(root: Path, package: Mapping[str, Any], store: Store) -> None:
+def unpack(root: Path, package: Mapping[str, Any], store: BootStore) -> None:
     """The rest of this program, beside what there is of it below ``root``."""
     with ZipFile(fetch(store, package["wheel"], package["sha256"], root)) as wheel:
         for name in FROM_WHEEL:

@@ -2,8 +2,8 @@
 price of all its machines; so such a machine is never a node.
 
 Errors of memory are counted since the driver was loaded, so on a fresh machine there are none; what a card keeps is how
-it has mended itself: rows remapped (A100 and newer) or pages retired. Sources: docs.nvidia.com, "GPU Memory Error
-Management" and "Dynamic Page Retirement".
+it has repaired itself: rows remapped (A100 and newer) or pages retired. Sources: docs.nvidia.com, "GPU Memory Error
+Management", "Dynamic Page Retirement" and "CUDA Driver API".
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ _LEAST_MEMORY = 0.9
 _QUERY = "index,memory.total,ecc.errors.uncorrected.volatile.total"
 _REMAPPED = "gpu_bus_id,remapped_rows.failure,remapped_rows.pending"
 _RETIRED = "gpu_bus_id,retired_pages.pending"
+_ASK_CUDA = (
+    "import ctypes; cuda, n = ctypes.CDLL('libcuda.so.1'), ctypes.c_int();"
+    " print('cuda', cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(n)), n.value)"
+)
+_CUDA_S = "60"
+_NOT_READY = 802
+"""``CUDA_ERROR_SYSTEM_NOT_READY``, by the driver's API: the fabric manager has not set up the switches."""
+_MANAGER = "nvidia-fabricmanager.service"
 
 
 def check(promise: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` that names all that is wrong, and ``OSError`` where it cannot be found out."""
-    if wrong := [*_gpus(promise), *_memory(promise), *_fabric(promise)]:
+    if wrong := [*_gpus(promise), *_memory(promise), *_cuda(promise), *_fabric(promise)]:
         raise ValueError("; ".join(wrong))
 
 
@@ -33,11 +41,11 @@ def _gpus(promise: Mapping[str, Any]) -> Iterator[str]:
         return
     rows = [line.split(", ") for line in _lines(f"--query-gpu={_QUERY}") if line.count(",") == 2]
     if len(rows) != promise["gpus"]:
-        yield f"{len(rows)} GPUs, and the type has {promise['gpus']}"
+        yield f"{len(rows)} GPUs found, expected {promise['gpus']}"
     for index, memory, errors in rows:
         found = float(memory) * 2**20 / 1e9
         if found < _LEAST_MEMORY * promise["gpu_memory_gb"]:
-            yield f"GPU {index} has {found:.0f} GB of memory, and should have {promise['gpu_memory_gb']:g}"
+            yield f"GPU {index} has {found:.0f} GB of memory, expected {promise['gpu_memory_gb']:g}"
         if errors.strip().isdigit() and int(errors):
             yield f"GPU {index} has {int(errors)} uncorrected memory errors"
 
@@ -49,14 +57,40 @@ def _memory(promise: Mapping[str, Any]) -> Iterator[str]:
     rows = _told(f"--query-remapped-rows={_REMAPPED}", 3)
     for gpu, failed, pending in rows:
         if _is_yes(failed):
-            yield f"GPU {gpu} has bad memory that it could not remap"
+            yield f"GPU {gpu} has faulty memory that could not be remapped"
         elif _is_yes(pending):
-            yield f"GPU {gpu} has bad memory that it remaps when it is reset"
+            yield f"GPU {gpu} has faulty memory, to be remapped at its next reset"
     if any("N/A" not in failed for _, failed, _ in rows):
         return
     for gpu, pending in _told(f"--query-gpu={_RETIRED}", 2):
         if _is_yes(pending):
-            yield f"GPU {gpu} has bad memory that it retires when it is reset"
+            yield f"GPU {gpu} has faulty memory, to be retired at its next reset"
+
+
+def _cuda(promise: Mapping[str, Any]) -> Iterator[str]:
+    """Whether processes can use the GPUs: nvidia-smi asks the driver, which knows nothing of the switches between them.
+    In a process of its own, with a limit."""
+    if not promise["gpus"]:
+        return
+    try:
+        said = sh("timeout", _CUDA_S, "python3", "-c", _ASK_CUDA)
+    except OSError as error:
+        yield f"CUDA does not start: {str(error).rpartition(' exited with ')[2]}"
+        return
+    code, count = (int(word) for word in said.rpartition("cuda ")[2].split())
+    if code == _NOT_READY:
+        yield f"CUDA does not start (error {code}): the fabric manager is {_state(_MANAGER)} (journalctl -u {_MANAGER})"
+    elif code:
+        yield f"CUDA does not start (error {code})"
+    elif count != promise["gpus"]:
+        yield f"CUDA sees {count} GPUs, expected {promise['gpus']}"
+
+
+def _state(unit: str) -> str:
+    try:
+        return sh("systemctl", "is-active", unit).strip()
+    except OSError as error:
+        return str(error).rpartition(": ")[2]
 
 
 def _told(query: str, fields: int) -> list[list[str]]:
@@ -78,7 +112,7 @@ def _lines(query: str) -> list[str]:
 def _fabric(promise: Mapping[str, Any]) -> Iterator[str]:
     count, cards = {"efa": _efa, "infiniband": _infiniband}.get(promise["fabric"]), promise["fabric_cards"]
     if count and (found := count()) < cards:
-        yield f"{found} working cards of {promise['fabric']}, and the type has {cards}"
+        yield f"{found} working {promise['fabric']} devices, expected {cards}"
 
 
 def _efa() -> int:

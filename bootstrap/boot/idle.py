@@ -29,15 +29,15 @@ CLAIM_S = 900.0
 BUSY_CORES = 0.5
 BUSY_GPU = 5.0
 """Per cent of one GPU."""
-_LOGIN = re.compile(rb"sshd(-session)?: [^ /[]+(@|\0*$)")
+_LOGIN = re.compile(rb"sshd(-session)?: [^ /[]+(@|\0*$)|(/\S*)?ssm-session-worker\0")
 """``user@pts/0``, ``user@notty``, or ``user`` alone: logged in without a session, to forward ports. ``user [priv]`` may
-stand beside it, and is the same login."""
+stand beside it, and is the same login. Sessions of AWS's Session Manager have a process each."""
 _TICKS = 100.0
 """Of /proc's clock in a second (``USER_HZ``, the same on all that clouds have)."""
 
 
-class Idle:
-    """Looks, and says why the machine is busy. ``look`` is for every ``EVERY_S`` seconds."""
+class IdleCheck:
+    """Finds out whether, and with what, the machine is busy. Call ``look`` every ``EVERY_S`` seconds."""
 
     def __init__(self, root: Path, idle_s: float, gpu_load: Callable[[], float] | None = None) -> None:
         self.idle_s = 0.0
@@ -78,17 +78,17 @@ class Idle:
         worked, self._touched = touched != self._touched, touched
         self._cpu_s = cpu_s
         if first:
-            return "the watch begins"
+            return "just started"
         if sessions(self._root):
             return "somebody is logged in"
         if not booted:
-            return "" if self._boot_s >= BOOT_S else "it boots"
+            return "" if self._boot_s >= BOOT_S else "booting"
         if worked:
-            return "a job is here"
+            return "a job is running or waiting"
         if cores >= BUSY_CORES:
-            return f"the CPUs work: {cores:.1f} cores"
+            return f"CPUs in use: {cores:.1f} cores"
         load = self._gpu_load()
-        return f"a GPU works: {load:g} %" if load >= BUSY_GPU else ""
+        return f"GPU in use: {load:g} %" if load >= BUSY_GPU else ""
 
 
 def watch(
@@ -106,7 +106,7 @@ def watch(
     if not minutes or spec["provider"] == "ssh":
         return
     _prepare(root, metadata)
-    idle, said = Idle(root, 60 * minutes, gpu_load), ""
+    idle, said = IdleCheck(root, 60 * minutes, gpu_load), ""
     while True:
         why = idle.look(monotonic())
         if why.partition(":")[0] != said:
@@ -115,13 +115,13 @@ def watch(
         reason = f"idle for {minutes:g} minutes"
         if idle.is_over() and (claim(root, reason) or idle.claim_is_stale()):
             take_away(spec, metadata, reason)
-            idle = Idle(root, 60 * minutes, gpu_load)
+            idle = IdleCheck(root, 60 * minutes, gpu_load)
         sleep(idle.every_s)
 
 
 def sessions(root: Path) -> int:
-    """Logins through sshd, with a terminal or without, by what their processes call themselves. Somebody who only
-    knocks is none; nor is ``who`` asked, which knows of terminals alone."""
+    """Logins through sshd or AWS, with a terminal or without, by what their processes call themselves. Somebody who
+    only knocks is none; nor is ``who`` asked, which knows of terminals alone."""
     found = 0
     for path in (root / "proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -139,7 +139,7 @@ def cpu_seconds(root: Path) -> float:
 
 
 class GpuUse:
-    """Per cent, of the GPU that works most. One that does not answer keeps no machine.
+    """Utilization in per cent of the busiest GPU. One that does not answer keeps no machine.
 
     A question that hangs in the driver cannot be killed, nor waited for: while there is one, no other is asked.
     """

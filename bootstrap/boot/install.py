@@ -10,14 +10,12 @@ Packages come from the machine's own sources and NVIDIA's; ``NodeSpec.sources`` 
 
 A machine of ``ssh`` belongs to somebody: there nothing is installed but gpuctl, and no disk and no setting is touched.
 
-Sources: docs.nvidia.com, "NVIDIA Driver Installation Guide", "Installing the NVIDIA Container Toolkit" and "Driver
-Persistence"; AWS, "Get started with EFA". Reloads of systemd come before containers:
-github.com/NVIDIA/nvidia-container-toolkit/issues/48.
+Sources: docs.nvidia.com, "Installing the NVIDIA Container Toolkit", "Support for Container Device Interface" and
+"Driver Persistence"; AWS, "Get started with EFA".
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -26,98 +24,114 @@ import sys
 import tarfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from .driver import install_driver
 from .gate import check
 from .metadata import Instance
-from .scratch import make_scratch
-from .steps import Step, sh
-from .store import Store, fetch
+from .packages import Packages
+from .scratch import cache_env, make_scratch, use_scratch
+from .steps import Step, sh, works
+from .store import BootStore, fetch
 
-_LOCKS = ("var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock", "var/lib/apt/lists/lock", "var/cache/apt/archives/lock")
 _UPGRADES = ("apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service")
-_CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 _TOOLKIT = "https://nvidia.github.io/libnvidia-container"
 _EFA = "https://efa-installer.amazonaws.com/aws-efa-installer-latest.tar.gz"
+_DOCKER = {"exec-opts": ["native.cgroupdriver=cgroupfs"]}
+"""NVIDIA's workaround that needs no list of devices: github.com/NVIDIA/nvidia-container-toolkit/issues/48."""
 _AGENT = "gpuctl-agent.service"
 _OLDEST_PYTHON = (3, 11)
 _AWAY = b"the bucket"
 
 
 @dataclass(frozen=True)
-class Machine:
-    """One of them, and what its steps need to know."""
+class Installation:
+    """A machine to install on, and what its steps need to know."""
 
     root: Path
     spec: Mapping[str, Any]
     node: str
     instance: Instance
-    store: Store
+    store: BootStore
     heartbeat_within_s: float = 60.0
     """Of the agent, after its start."""
 
     def steps(self) -> list[Step]:
         package = self.spec["package"]
         mark = " ".join((package["sha256"], package["constraints_sha256"], *package["extras"]))
+        gate = Step("gate", lambda: check(self.spec["promise"]), 120, tries=5, always=True)
         ours = [
-            Step("gate", lambda: check(self.spec["promise"]), 120, tries=3, always=True),
             Step("gpuctl", self.gpuctl, 1800, mark=mark),
             Step("identity", self.identity, 60, always=True),
             Step("agent", self.agent, 120, tries=2, always=True),
         ]
         if self.spec["provider"] == "ssh":
-            return ours
+            return [gate, *ours]
         return [
             Step("hold", self.hold, 900),
-            Step("driver", self.driver, 1200),
+            Step("driver", self.driver, 1200, tries=3),
+            Step("fabric", self.fabric, 900),
+            Step("persistence", self.persistence, 300, tries=2, always=True),
+            gate,
+            Step("scratch", lambda: make_scratch(self.root, self.packages.install), 300, always=True),
             Step("docker", self.docker),
             Step("toolkit", self.toolkit),
-            Step("fabric", self.fabric, 900),
-            Step("scratch", lambda: make_scratch(self.root, self.apt), 300, always=True),
-            Step("persistence", self.persistence, 300, tries=2, always=True),
+            Step("storage", lambda: use_scratch(self.root), 120, always=True),
+            Step("cdi", self.cdi, 120, always=True),
+            Step("compiler", self.compiler),
             *ours,
         ]
+
+    @property
+    def packages(self) -> Packages:
+        return Packages(self.root, self.spec["sources"])
 
     # -- what the image may bring -------------------------------------------------------------------------------------
 
     def hold(self) -> None:
         """No upgrade takes the driver from under what runs, nor dpkg's lock from the steps to come."""
         sh("systemctl", "mask", *_UPGRADES)
-        _works("systemctl", "stop", *_UPGRADES)  # which fails for those that are not there
-        self._wait_for_dpkg()
-        self._hold_driver()
+        works("systemctl", "stop", *_UPGRADES)  # which fails for those that are not there
+        if shutil.which("snap"):  # a refresh reloads systemd
+            works("snap", "refresh", "--hold")
+        self.packages.wait_for_dpkg()
+        self.packages.hold_driver()
 
     def driver(self) -> None:
-        if not self.spec["promise"]["gpus"] or _works("nvidia-smi", "-L"):
-            return
-        system = self._system()
-        self._add_source("driver", f"{_CUDA}/{system}/x86_64/3bf863cc.pub", f"{_CUDA}/{system}/x86_64/ /")
-        self.apt(f"linux-headers-{os.uname().release}", "nvidia-open")
-        self._hold_driver()
-        sh("modprobe", "nvidia")
-        sh("nvidia-smi", "-L")
+        if self.spec["promise"]["gpus"]:
+            install_driver(self.root, self.packages)
 
     def docker(self) -> None:
         if not shutil.which("docker") and not shutil.which("podman"):
-            self.apt("docker.io")
+            self.packages.install("docker.io")
+            if not shutil.which("docker"):  # Debian has the client in another package since 13, and only recommends it
+                self.packages.install("docker-cli")
 
     def toolkit(self) -> None:
-        """The last reload of systemd is here: one that comes later takes the GPUs from the containers that run."""
+        """The last reload of systemd that is ours is here: one that comes later takes the GPUs from containers whose
+        cgroups are systemd's. Others, such as snapd, reload it when they like, so Docker keeps its cgroups itself."""
         if not self.spec["promise"]["gpus"]:
             return
         if not shutil.which("nvidia-ctk"):
-            self._add_source("toolkit", f"{_TOOLKIT}/gpgkey", f"{_TOOLKIT}/stable/deb/$(ARCH) /")
-            self.apt("nvidia-container-toolkit")
-            self._hold_driver()
-        sh("nvidia-ctk", "cdi", "generate", f"--output={self._at('etc/cdi/nvidia.yaml')}")  # for Podman
+            url = f"{_TOOLKIT}/stable/deb/$(ARCH)"
+            self.packages.install_from("toolkit", f"{_TOOLKIT}/gpgkey", url, "/", "nvidia-container-toolkit")
+            self.packages.hold_driver()
         if shutil.which("docker"):
             sh("nvidia-ctk", "runtime", "configure", "--runtime=docker")
+            _merge(self._at("etc/docker/daemon.json"), _DOCKER)
             sh("systemctl", "daemon-reload")
             sh("systemctl", "restart", "docker")
+
+    def cdi(self) -> None:
+        """The list of devices by which Podman, and Docker since 29.2, give GPUs to containers: at every boot, because
+        another driver has other files. It wants the control devices, which nobody may have needed so far."""
+        if not self.spec["promise"]["gpus"]:
+            return
+        works("nvidia-ctk", "system", "create-device-nodes", "--control-devices", "--load-kernel-modules")
+        sh("nvidia-ctk", "cdi", "generate", f"--output={self._at('etc/cdi/nvidia.yaml')}")
 
     def fabric(self) -> None:
         kind = self.spec["promise"]["fabric"]
@@ -128,9 +142,10 @@ class Machine:
             self._install_efa()
         if kind == "infiniband":
             if not shutil.which("ibv_devinfo"):
-                self.apt("rdma-core", "ibverbs-utils")
+                # The last has the cards' drivers: the library of verbs finds none without, and only recommends them.
+                self.packages.install("rdma-core", "ibverbs-utils", "ibverbs-providers")
             for module in ("mlx5_ib", "ib_umad", "rdma_ucm"):
-                _works("modprobe", module)  # the gate says what is missing
+                works("modprobe", module)  # the gate says what is missing
 
     def persistence(self) -> None:
         """The driver keeps GPUs awake that nobody uses. Else each question to one wakes it, which takes seconds and
@@ -138,17 +153,18 @@ class Machine:
         it is turned on besides, by way of the daemon where there is one. A machine can do without."""
         if not self.spec["promise"]["gpus"]:
             return
-        _works("systemctl", "start", "nvidia-persistenced.service")
-        if not _works("nvidia-smi", "-pm", "1"):
+        works("systemctl", "start", "nvidia-persistenced.service")
+        if not works("nvidia-smi", "-pm", "1"):
             print("GPUs are not kept awake: an idle one may look busy", flush=True)
 
     # -- gpuctl -------------------------------------------------------------------------------------------------------
 
     def gpuctl(self) -> None:
-        """Into a virtual environment: the image's own, if it has one. What an earlier try has begun is thrown away."""
+        """Install gpuctl into a virtual environment: the image's own, if it has one. What an earlier try has begun is
+        thrown away."""
         package, venv = self.spec["package"], self._at("opt/gpuctl/venv")
         unfinished = self._at("opt/gpuctl/venv.unfinished")
-        _works("systemctl", "stop", _AGENT)  # of another version
+        works("systemctl", "stop", _AGENT)  # of another version
         wheel = fetch(self.store, package["wheel"], package["sha256"], self.root)
         pins = fetch(self.store, package["constraints"], package["constraints_sha256"], self.root)
         if unfinished.exists() or not (venv / "bin/python").exists():
@@ -156,11 +172,33 @@ class Machine:
             sh(self._python(), "-m", "venv", "--clear", str(venv))
         unfinished.touch()
         pip = (f"{venv}/bin/python", "-m", "pip", "--disable-pip-version-check", "--no-cache-dir")
+        name = wheel.name.partition("-")[0]
         if any(venv.glob("lib/python*/site-packages/gpuctl")):  # pip would keep it if only its digest is another
-            sh(*pip, "uninstall", "-y", "gpuctl")
-        what = f"gpuctl[{','.join(package['extras'])}] @ {wheel.as_uri()}"
+            sh(*pip, "uninstall", "-y", name)
+        what = f"{name}[{','.join(package['extras'])}] @ {wheel.as_uri()}"
         sh(*pip, "install", "--progress-bar=off", "-c", str(pins), what, env=self.spec["env"])
+        self._link_cuda_runtime()
         unfinished.unlink()
+
+    def _link_cuda_runtime(self) -> None:
+        """Link the CUDA runtime by the name that EFA's plug-in for NCCL opens it by: torch's wheels have it with a
+        version only, and another one than torch's would be a second runtime in the process (aws-ofi-nccl,
+        src/nccl_ofi_cuda.cpp)."""
+        found = sorted(self._at("opt/gpuctl/venv").glob("lib/python*/site-packages/nvidia/*/lib/libcudart.so.*"))
+        link = self._at("opt/gpuctl/lib/libcudart.so")
+        link.unlink(missing_ok=True)
+        if found:
+            link.symlink_to(found[0])
+
+    def compiler(self) -> None:
+        """``torch.compile`` has Triton build a module in C for each GPU program, with the headers of the Python that
+        gpuctl runs in (triton/runtime/build.py)."""
+        if not self.spec["promise"]["gpus"]:
+            return
+        major, minor = sys.version_info[:2] if sys.version_info >= _OLDEST_PYTHON else _OLDEST_PYTHON
+        header = self.root / f"usr/include/python{major}.{minor}/Python.h"
+        if not shutil.which("gcc") or not header.exists():
+            self.packages.install("gcc", "libc6-dev", f"python{major}.{minor}-dev")
 
     def identity(self) -> None:
         env = self.spec["env"]
@@ -170,7 +208,7 @@ class Machine:
             "address": self.instance.address,
             "bucket": self.spec["bucket"],
             "promised_s": self.spec["notice_s"],
-            "env": {**self._network_env(), **env},
+            "env": {**cache_env(self.root), **self._network_env(), **env},
         }
         _write(self._at("var/lib/gpuctl/node/identity.json"), json.dumps(found))
         # Within quotes, which systemd.exec(5) takes off again.
@@ -198,72 +236,32 @@ class Machine:
             return _AWAY
 
     def _python(self) -> str:
-        if sys.version_info >= _OLDEST_PYTHON and _works(sys.executable, "-c", "import ensurepip"):
+        if sys.version_info >= _OLDEST_PYTHON and works(sys.executable, "-c", "import ensurepip"):
             return sys.executable
         name = "python3" if sys.version_info >= _OLDEST_PYTHON else "python3.11"
-        self.apt(name, f"{name}-venv")
+        self.packages.install(name, f"{name}-venv")
         return name
 
     def _network_env(self) -> dict[str, str]:
         """What follows from the interfaces there are. Without it, NCCL and gloo find their own way."""
         python, about = str(self._at("opt/gpuctl/venv") / "bin/python"), self.instance
-        command = [python, "-m", "gpuctl.bootstrap.net", "--env", "--type", about.type, "--address", about.address]
+        command = [
+            python,
+            "-m",
+            "gpuctl.bootstrap.network.inventory",
+            "--env",
+            "--type",
+            about.type,
+            "--address",
+            about.address,
+        ]
         try:
             said = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=30, check=True)
             found: dict[str, str] = json.loads(said.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            print(f"nothing is known of the network: {error}", flush=True)
+            print(f"cannot inspect the network: {error}", flush=True)
             return {}
         return found
-
-    # -- packages -----------------------------------------------------------------------------------------------------
-
-    def apt(self, *packages: str) -> None:
-        self._wait_for_dpkg()
-        quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "a"}
-        options = ["-q", "-y", "-o", "DPkg::Lock::Timeout=600"]
-        if line := self.spec["sources"].get("apt"):
-            self._add_source("apt", "", line)
-            options += ["-o", f"Dir::Etc::sourcelist={self._sources()}", "-o", "Dir::Etc::sourceparts=-"]
-        sh("dpkg", "--configure", "-a", env=quiet)  # what was broken off
-        sh("apt-get", *options, "update", env=quiet)
-        sh("apt-get", *options, "--no-install-recommends", "install", *packages, env=quiet)
-
-    def _wait_for_dpkg(self) -> None:
-        """Until nobody else holds any of dpkg's locks; the step's limit ends that."""
-        for name in _LOCKS:
-            path = self.root / name
-            if path.exists():
-                with path.open("a") as file:
-                    print(f"waiting for {path}", flush=True)
-                    fcntl.lockf(file, fcntl.LOCK_EX)
-
-    def _hold_driver(self) -> None:
-        if not shutil.which("dpkg-query"):
-            return
-        show = ("dpkg-query", "-W", "-f", r"${Package} ${db:Status-Abbrev}\n", "*nvidia*", "cuda-drivers*")
-        listed = subprocess.run(show, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False).stdout
-        if held := [line.split()[0] for line in listed.splitlines() if line.split()[1:2] in (["ii"], ["hi"])]:
-            sh("apt-mark", "hold", *held)
-
-    def _add_source(self, name: str, key: str, line: str) -> None:
-        """A line of ours in apt's sources: the given one, or else ``line`` signed by what lies at ``key``."""
-        if not (given := self.spec["sources"].get(name)):
-            with urlopen(key, timeout=30) as answer:
-                self._at(f"etc/apt/keyrings/gpuctl-{name}.asc").write_bytes(answer.read())
-            given = f"deb [signed-by={self._at(f'etc/apt/keyrings/gpuctl-{name}.asc')}] {line}"
-        there = self._sources().read_text().splitlines() if self._sources().exists() else []
-        if given not in there:
-            self._sources().write_text("\n".join([*there, given, ""]))
-
-    def _sources(self) -> Path:
-        return self._at("etc/apt/sources.list.d/gpuctl.list")
-
-    def _system(self) -> str:
-        """Such as ``ubuntu2404``."""
-        lines = (self.root / "etc/os-release").read_text().splitlines()
-        told = {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines)}
-        return f"{told['ID']}{told['VERSION_ID']}".replace(".", "")
 
     def _install_efa(self) -> None:
         folder = self._at("opt/gpuctl/efa/x").parent
@@ -279,11 +277,10 @@ class Machine:
         return path
 
 
-def _works(*command: str) -> bool:
-    with suppress(OSError):
-        sh(*command)
-        return True
-    return False
+def _merge(path: Path, settings: Mapping[str, Any]) -> None:
+    """Merge keys into a JSON file that may not exist yet."""
+    found = json.loads(path.read_text() or "{}") if path.exists() else {}
+    path.write_text(json.dumps({**found, **settings}, indent=4) + "\n")
 
 
 def _write(path: Path, text: str) -> None:

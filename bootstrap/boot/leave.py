@@ -60,6 +60,7 @@ def leave(
     why: str,
     *,
     sleep: Callable[[float], None] = time.sleep,
+    timeout_s: float = _TIMEOUT_S,
     last_resort: Callable[[], None] = power_off,
 ) -> bool:
     """Shrink the group by this machine, which the cloud then takes. ``False``: it would not, and where that helps the
@@ -73,9 +74,9 @@ def leave(
     once = str(uuid.uuid4())
     for pause in (*_PAUSES_S, 0):
         try:
-            _shrink(spec.get("sources", {}), metadata, once)
+            _shrink(spec.get("sources", {}), metadata, once, timeout_s)
         except (OSError, ValueError, LookupError, HTTPException) as error:
-            print(f"the cloud does not let this machine leave: {_words(error)}", flush=True)
+            print(f"the cloud does not let this machine terminate itself: {_words(error)}", flush=True)
             sleep(pause)
         else:
             return True
@@ -84,12 +85,12 @@ def leave(
     return False
 
 
-def _shrink(sources: Mapping[str, str], metadata: Metadata, once: str) -> None:
+def _shrink(sources: Mapping[str, str], metadata: Metadata, once: str, timeout_s: float) -> None:
     machine = metadata.instance()
     if not machine.group and metadata.provider != "aws":
-        raise LookupError(f"{machine.id} is in no group")
+        raise LookupError(f"{machine.id} is not in a group")
     make = {"aws": _of_aws, "gcp": _of_gcp, "azure": _of_azure}[metadata.provider]
-    with urlopen(make(sources, metadata, machine, once), timeout=_TIMEOUT_S):
+    with urlopen(make(sources, metadata, machine, once), timeout=timeout_s):
         pass
 
 

@@ -22,7 +22,7 @@ _AZURE = "/metadata/instance?api-version=2021-02-01"
 
 @dataclass(frozen=True)
 class Instance:
-    """What the cloud calls this machine. Empty is what it does not tell."""
+    """This machine's identity in its cloud; fields the cloud does not report are empty."""
 
     id: str
     """Its node's name too. Of a scale set's machine ``SET_N``, of Google's the name, which the shrink call wants."""
@@ -39,7 +39,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Keys of AWS."""
+    """Temporary AWS access keys."""
 
     key: str
     secret: str
@@ -47,11 +47,13 @@ class Credentials:
 
 
 class Metadata:
-    """Raises ``OSError`` where the service is silent or refuses, ``ValueError`` or ``LookupError`` where it answers
-    nonsense."""
+    """The cloud's metadata service. Raises ``OSError`` where the service is silent or refuses, ``ValueError`` or
+    ``LookupError`` where it answers nonsense."""
 
-    def __init__(self, provider: str, *, endpoint: str = "", timeout_s: float = 2.0) -> None:
+    def __init__(self, provider: str, *, endpoint: str = "", timeout_s: float = 2.0, identity: str = "") -> None:
+        """``identity``: resource id of the one that tokens are for, on Azure, where a machine may have several."""
         self.provider = provider
+        self._identity = identity
         known = endpoint or os.environ.get("GPUCTL_METADATA") or "http://169.254.169.254"
         self.endpoint = known.rstrip("/")
         self._timeout_s = timeout_s
@@ -68,7 +70,7 @@ class Metadata:
         return told() if told else Instance(socket.gethostname(), _way_out())
 
     def aws_credentials(self) -> Credentials:
-        """Of the instance's role; they last for hours, so ask anew where they are refused."""
+        """Credentials of the instance's role; they last for hours, so ask anew where they are refused."""
         folder = "/latest/meta-data/iam/security-credentials/"
         told = _object(self.need(folder + self.need(folder).split()[0]))
         return Credentials(told["AccessKeyId"], told["SecretAccessKey"], told["Token"])
@@ -78,6 +80,7 @@ class Metadata:
         path = "/computeMetadata/v1/instance/service-accounts/default/token"
         if self.provider == "azure":
             path = f"/metadata/identity/oauth2/token?api-version=2018-02-01&resource={quote(resource, safe='')}"
+            path += f"&msi_res_id={quote(self._identity, safe='')}" if self._identity else ""
         return str(_object(self.need(path))["access_token"])
 
     def need(self, path: str, timeout_s: float = 0.0) -> str:
@@ -132,7 +135,7 @@ class Metadata:
                 return None
             raise
         except HTTPException as error:
-            raise OSError(f"the metadata service broke off: {error!r}") from error
+            raise OSError(f"the metadata service failed: {error!r}") from error
 
     def _aws(self) -> Instance:
         def told(name: str) -> str:

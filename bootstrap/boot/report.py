@@ -11,14 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .metadata import Instance
-from .store import Store
+from .store import BootStore
 
 _LOG_BYTES = 1 << 20
 """Of the log's end: a pip that talks fills no bucket."""
 
 
 class Reporter:
-    def __init__(self, root: Path, node: str, instance: Instance, store: Store, now: Callable[[], float] = time.time):
+    def __init__(
+        self, root: Path, node: str, instance: Instance, store: BootStore, now: Callable[[], float] = time.time
+    ):
         self._root = root
         self._node = node
         self._instance = instance
@@ -46,7 +48,7 @@ class Reporter:
             self._store.put(f"boot/{self._node}.json", json.dumps(said).encode(), tries=1)  # the next step tries again
             self._store.put(f"boot/{self._node}.log", _end_of(self._root / "var/log/gpuctl-boot.log"), tries=1)
         except (OSError, ValueError, LookupError) as error:
-            print(f"the bucket does not hear of {step or state}: {error}", flush=True)
+            print(f"cannot report to the bucket: {step or state}: {error}", flush=True)
             return False
         return True
 

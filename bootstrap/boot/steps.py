@@ -90,9 +90,17 @@ def sh(*command: str, env: dict[str, str] | None = None) -> str:
             print(line, end="", flush=True)
             lines.append(line)
     if process.returncode:
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
         raise OSError(f"{' '.join(command)} exited with {process.returncode}: {last}")
     return "".join(lines)
+
+
+def works(*command: str, env: dict[str, str] | None = None) -> bool:
+    """``sh``, where a failure is an answer."""
+    with suppress(OSError):
+        sh(*command, env=env)
+        return True
+    return False
 
 
 def note(root: Path, line: str) -> None:

@@ -1,6 +1,6 @@
 """The cluster's part of the bucket, with the standard library alone: get and put of small objects.
 
-URLs are those of ``gpuctl.cluster.bucket``. Of their options it knows ``region``, ``endpoint``, ``base_url``,
+URLs are those of ``gpuctl.cluster.storage.bucket``. Of their options it knows ``region``, ``endpoint``, ``base_url``,
 ``account_name`` and, for tests, the keys that a query may carry; all others are for whoever opens the bucket later.
 
 Sources: S3, "Authenticating Requests (AWS Signature Version 4)"; Cloud Storage, "XML API"; Azure, "Put Blob".
@@ -27,8 +27,8 @@ _BYTES = {"Content-Type": "application/octet-stream"}
 _BLOB = {**_BYTES, "x-ms-version": "2023-11-03", "x-ms-blob-type": "BlockBlob"}
 
 
-class Store:
-    """Raises ``OSError`` where the bucket refuses or does not answer."""
+class BootStore:
+    """The bucket, with the standard library only. Raises ``OSError`` where the bucket refuses or does not answer."""
 
     def __init__(self, request: Callable[[str, str, bytes], Request]) -> None:
         self._request = request
@@ -59,7 +59,7 @@ class Store:
         raise AssertionError
 
 
-class Folder(Store):
+class FolderStore(BootStore):
     """A bucket that is a folder."""
 
     def __init__(self, path: str) -> None:
@@ -79,8 +79,8 @@ class Folder(Store):
         partial.replace(path)
 
 
-def open_store(url: str, env: Mapping[str, str], metadata: Metadata | None) -> Store:
-    """Without asking anybody. Keys come from the URL, ``env`` or else ``metadata``. Raises ``ValueError``."""
+def open_store(url: str, env: Mapping[str, str], metadata: Metadata | None) -> BootStore:
+    """Open the bucket without a request. Keys come from the URL, ``env`` or ``metadata``. Raises ``ValueError``."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     prefix = unquote(parts.path).strip("/")
@@ -114,13 +114,13 @@ def open_store(url: str, env: Mapping[str, str], metadata: Metadata | None) -> S
         return Request(at(base, key), body or None, {**_BLOB, "Authorization": f"Bearer {token}"}, method=method)
 
     if parts.scheme == "file":
-        return Folder(unquote(parts.path))
+        return FolderStore(unquote(parts.path))
     if parts.scheme not in ("s3", "gs", "az"):
-        raise ValueError(f"{parts.scheme}:// is no bucket")
-    return Store({"s3": s3, "gs": gs, "az": az}[parts.scheme])
+        raise ValueError(f"{parts.scheme}:// is not a bucket")
+    return BootStore({"s3": s3, "gs": gs, "az": az}[parts.scheme])
 
 
-def fetch(store: Store, key: str, digest: str, root: Path) -> Path:
+def fetch(store: BootStore, key: str, digest: str, root: Path) -> Path:
     """The object, in a file of its own name. Raises ``OSError`` if there is none, or if its SHA-256 is another."""
     try:
         data = store.get(key)
@@ -128,7 +128,7 @@ def fetch(store: Store, key: str, digest: str, root: Path) -> Path:
         raise OSError(f"the bucket has no {key}") from error
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
-        raise OSError(f"{key} has the digest {found}, and should have {digest}")
+        raise OSError(f"{key} has the digest {found}, not {digest}")
     path = root / "opt/gpuctl" / key.rpartition("/")[2]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -137,5 +137,5 @@ def fetch(store: Store, key: str, digest: str, root: Path) -> Path:
 
 def _asked(metadata: Metadata | None) -> Metadata:
     if metadata is None:
-        raise OSError("there are no keys to the bucket, and no metadata service to ask for some")
+        raise OSError("no credentials for the bucket, and no metadata service to get them from")
     return metadata

@@ -11,22 +11,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpuctl.cluster.retention import Retention
-    from gpuctl.trainers.checkpoint import Checkpointer
-    from gpuctl.trainers.dcp import BucketReader, BucketWriter
-    from gpuctl.trainers.metrics import log_metrics
+    from gpuctl.cluster.checkpoints.retention import Retention
+    from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
+    from gpuctl.trainers.checkpoint.dcp.reader import BucketReader
+    from gpuctl.trainers.checkpoint.dcp.writer import BucketWriter
+    from gpuctl.trainers.metrics.stream import log_metrics
     from gpuctl.trainers.trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = ["BucketReader", "BucketWriter", "Checkpointer", "Retention", "Trainer", "__version__", "log_metrics"]
 
 _HOMES = {
-    "BucketReader": "gpuctl.trainers.dcp",
-    "BucketWriter": "gpuctl.trainers.dcp",
-    "Checkpointer": "gpuctl.trainers.checkpoint",
-    "Retention": "gpuctl.cluster.retention",
+    "BucketReader": "gpuctl.trainers.checkpoint.dcp.reader",
+    "BucketWriter": "gpuctl.trainers.checkpoint.dcp.writer",
+    "Checkpointer": "gpuctl.trainers.checkpoint.checkpointer",
+    "Retention": "gpuctl.cluster.checkpoints.retention",
     "Trainer": "gpuctl.trainers.trainer",
-    "log_metrics": "gpuctl.trainers.metrics",
+    "log_metrics": "gpuctl.trainers.metrics.stream",
 }
 
 

@@ -9,9 +9,10 @@ from statistics import median
 from tests.bench.losses import EVERY
 from tests.bench.ours import LocalCluster, local_cluster
 from tests.bench.settings import Settings
-from tests.bench.steplog import Mark, StepLog, TookTooLong, until
+from tests.bench.steplog import Mark, StepLog
 from tests.bench.table import Row
 from tests.bench.torchrun import SCRIPT, Torchrun, attempted, torchrun
+from tests.waiting import TookTooLong, until
 
 BAR_S = 2.0
 AFTER_S = 5.0

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 from statistics import median
 
-from gpuctl.bootstrap.interpreter import Interpreter
-from gpuctl.stacks import processes
-from gpuctl.trainers.launch import LaunchSpec
+from gpuctl.bootstrap.launch.interpreter import Interpreter
+from gpuctl.stacks.providers import processes
+from gpuctl.trainers.launchers.torchrun import LaunchSpec
 from tests.bench.settings import Settings
-from tests.bench.steplog import spread, until
+from tests.bench.steplog import spread
 from tests.bench.table import Row
+from tests.waiting import until
 
 SCRIPT = Path(__file__).with_name("first_reduce.py")
 _WORKERS = 2

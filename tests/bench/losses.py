@@ -9,9 +9,10 @@ from statistics import median
 
 from tests.bench.ours import LocalCluster, local_cluster
 from tests.bench.settings import Settings
-from tests.bench.steplog import Mark, StepLog, TookTooLong, spread, until
+from tests.bench.steplog import Mark, StepLog, spread
 from tests.bench.table import Row
 from tests.bench.torchrun import SCRIPT, attempted, torchrun
+from tests.waiting import TookTooLong, until
 
 EVERY = 50
 """Steps between two checkpoints, on both sides."""

@@ -3,7 +3,7 @@
     python tests/bench/main.py [--only ROW ...] [--runs N] [--fast] [--list]
 
 Prints the table, writes ``build/bench.json``, and exits 0: a bar that was missed is only marked so. See
-``docs/benchmarks.md``.
+``docs/internals/benchmarks.md``.
 """
 
 from __future__ import annotations

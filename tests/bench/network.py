@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.bench.steplog import until
+from tests.waiting import until
 
 SWITCH = "10.77.0.1"
 
@@ -76,6 +76,13 @@ class Network:
         """Pull the cable at the switch: nothing arrives any more, and nobody is told."""
         self.at_switch("ip", "link", "set", f"port{number}", "down")
 
+    def slow_switch(self, number: int, mbit_per_s: int) -> None:
+        """What the machine and the switch itself (a server there) send each other passes at no more than that, each
+        way. The machine's wires to the other ones stay as they are."""
+        for command, device, end in ((self._at_switch, f"port{number}", "src"), (self.inside(number), "eth0", "dst")):
+            for rule in _slowed(device, end, mbit_per_s):
+                subprocess.run([*command, "tc", *rule.split()], check=True)
+
     def mend(self, number: int) -> None:
         self.at_switch("ip", "link", "set", f"port{number}", "up")
 
@@ -83,6 +90,24 @@ class Network:
         for holder in self._holders:
             holder.kill()
             holder.wait()
+
+
+def can_slow_switch() -> bool:
+    """Whether ``Network.slow_switch`` is possible as well."""
+    if not is_possible() or not shutil.which("tc"):
+        return False
+    rules = " && ".join(f"tc {rule}" for rule in _slowed("lo", "src", 1000))
+    return subprocess.run(["unshare", "--net", "sh", "-c", rules], capture_output=True).returncode == 0
+
+
+def _slowed(device: str, end: str, mbit_per_s: int) -> list[str]:
+    """For ``tc``: at ``device``, packets whose ``end`` is the switch in a class of their own."""
+    return [
+        f"qdisc add dev {device} root handle 1: htb default 2",
+        f"class add dev {device} parent 1: classid 1:1 htb rate {mbit_per_s}mbit burst 64kb quantum 60000",
+        f"class add dev {device} parent 1: classid 1:2 htb rate 100gbit quantum 60000",
+        f"filter add dev {device} parent 1: protocol ip u32 match ip {end} {SWITCH}/32 flowid 1:1",
+    ]
 
 
 def namespace() -> subprocess.Popen[bytes]:

@@ -11,16 +11,20 @@ from pathlib import Path
 
 import psutil
 
-from gpuctl.cluster import jobs, layout
-from gpuctl.cluster.bucket import Bucket, open_bucket
-from gpuctl.cluster.ledger import Ledger
-from gpuctl.cluster.packing import packed, survey, upload
-from gpuctl.cluster.records import NodeRecord, Outcome, Rank0, Round, decode
-from gpuctl.stacks import processes
-from gpuctl.stacks.known import KnownCluster
-from gpuctl.stacks.local import LocalProvider
-from gpuctl.stacks.provider import UpRequest
-from tests.bench.steplog import until
+from gpuctl.cluster import layout
+from gpuctl.cluster.agreement import ledgers
+from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.jobs.code_archive import packed, upload
+from gpuctl.cluster.jobs.code_survey import survey
+from gpuctl.cluster.records.codec import decode
+from gpuctl.cluster.records.nodes import NodeRecord
+from gpuctl.cluster.records.rounds import JobOutcome, Round
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.stacks.providers import processes
+from gpuctl.stacks.providers.interface import Dialog, UpRequest
+from gpuctl.stacks.providers.local import LocalProvider
+from gpuctl.stacks.state.clusters import KnownCluster
+from tests.waiting import until
 
 
 class Cluster:
@@ -37,19 +41,19 @@ class Cluster:
         shutil.copy(script, folder)
         with packed(survey(folder)) as code:
             upload(self.bucket, code)
-            request = jobs.Request(script=script.name, code=code.digest, args=tuple(args))
-            return jobs.submit(self.bucket, jobs.cluster_spec(self.bucket), request).job
+            request = queue.JobRequest(script=script.name, code=code.digest, args=tuple(args))
+            return queue.submit(self.bucket, queue.cluster_spec(self.bucket), request).job
 
     def end(self, job: str) -> None:
         """Ask for the job's end and see it."""
-        jobs.ask_to_cancel(self.bucket, job)
+        queue.ask_to_cancel(self.bucket, job)
         self.outcome(job)
 
-    def outcome(self, job: str, patience_s: float = 120.0) -> Outcome:
-        return until(lambda: jobs.outcome(self.bucket, job), f"{job} to end", patience_s)
+    def outcome(self, job: str, patience_s: float = 120.0) -> JobOutcome:
+        return until(lambda: queue.outcome(self.bucket, job), f"{job} to end", patience_s)
 
     def rank0(self) -> str:
-        ledger = Ledger(self.bucket, layout.RANK0, Rank0, keep=16)
+        ledger = ledgers.lease(self.bucket)
         return until(lambda: ledger.read().value, "a rank 0").node
 
     def records(self) -> dict[str, NodeRecord]:
@@ -59,14 +63,14 @@ class Cluster:
 
     def wait_for_world(self, job: str, nodes: int, patience_s: float = 60.0) -> Round:
         def running() -> Round | None:
-            now = jobs.rounds(self.bucket, job).read().value
+            now = ledgers.rounds(self.bucket, job).read().value
             return now if now and now.phase == "run" and len(now.members) == nodes else None
 
         return until(running, f"a round of {nodes} nodes", patience_s)
 
     def decided_at(self, job: str, number: int) -> float:
         """When round ``number`` was decided, by the machine's monotonic clock."""
-        entries = [version.value for version in jobs.rounds(self.bucket, job).history()]
+        entries = [version.value for version in ledgers.rounds(self.bucket, job).history()]
         at = next(entry.at for entry in entries if entry and entry.number == number)
         return at - time.time() + time.monotonic()
 
@@ -85,23 +89,23 @@ class LocalCluster(Cluster):
 
     def __init__(self, state: Path, nodes: tuple[int, int]) -> None:
         os.environ["GPUCTL_STATE_DIR"] = str(state)
-        self._provider = LocalProvider()
+        self._provider = LocalProvider("local", Dialog())
         self._request = UpRequest(name="bench", nodes_min=nodes[0], nodes_max=nodes[1])
-        self.known: KnownCluster = self._provider.up(self._request, _quiet)
+        self.known: KnownCluster = self._provider.up(self._request)
         super().__init__(open_bucket(self.known.bucket), state / "local" / "bench" / "nodes")
 
     def up(self) -> None:
         """Start what is missing."""
-        self._provider.up(self._request, _quiet)
+        self._provider.up(self._request)
 
     def is_taken(self, node: str) -> bool:
         return processes.noted_process(self.nodes_dir / node) is None
 
     def preempt(self, node: str, notice_s: float, replace_after_s: float | None = None) -> None:
-        self._provider.preempt(self.known, node, notice_s, replace_after_s, _quiet)
+        self._provider.preempt(self.known, node, notice_s, replace_after_s)
 
     def down(self) -> None:
-        self._provider.down(self.known, _quiet)
+        self._provider.down(self.known)
 
 
 @contextlib.contextmanager
@@ -126,7 +130,3 @@ def kill_at_once(folder: Path) -> float:
             process.kill()
     processes.kill_all(folder)
     return at
-
-
-def _quiet(_line: str) -> None:
-    """Nothing is printed of it."""

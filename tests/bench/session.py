@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gpuctl.stacks import processes
+from gpuctl.stacks.providers import processes
 from tests.bench.settings import Settings
-from tests.bench.table import Row, failed, shown, write
+from tests.bench.table import Row, failed, joined, shown, shown_runs, write
 
 Measure = Callable[[Settings], Sequence[Row]]
 
@@ -24,9 +24,14 @@ Measure = Callable[[Settings], Sequence[Row]]
 def parsed(description: str | None, rows: Mapping[str, Measure], json: Path, *, fast_runs: int) -> argparse.Namespace:
     """The command line; ``json`` is where the rows go by default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="ROW", choices=rows, help="measure these rows only")
+    parser.add_argument(
+        "--only", nargs="+", action="extend", metavar="ROW", choices=rows, help="measure these rows only"
+    )
     parser.add_argument("--runs", type=int, help=f"measurements of each kind (default: 5, with --fast {fast_runs})")
-    parser.add_argument("--fast", action="store_true", help="a quick look: see docs/benchmarks.md")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="run all that so often; a bar is met when each run meets it"
+    )
+    parser.add_argument("--fast", action="store_true", help="a quick look: see docs/internals/benchmarks.md")
     parser.add_argument("--json", type=Path, default=json, help="where the rows go")
     parser.add_argument("--list", action="store_true", help="only name the rows")
     options = parser.parse_args()
@@ -43,12 +48,15 @@ def run(options: argparse.Namespace, rows: Mapping[str, Measure]) -> int:
         signal.signal(number, _interrupt)
     _clean_environment()
     root = Path(tempfile.mkdtemp(prefix="gpuctl-bench-"))
-    settings = Settings(root, options.runs, options.fast)
-    found: list[Row] = []
+    runs: list[list[Row]] = []
     code = 0
     try:
-        for name in options.only or rows:
-            found += _measured(name, rows[name], settings)
+        for turn in range(options.repeat):
+            settings = Settings(root / str(turn), options.runs, options.fast)
+            settings.root.mkdir()
+            runs.append([])
+            for name in options.only or rows:
+                runs[-1] += _measured(name, rows[name], settings)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
@@ -57,6 +65,9 @@ def run(options: argparse.Namespace, rows: Mapping[str, Measure]) -> int:
             signal.signal(number, signal.SIG_IGN)
         processes.kill_all(root)
         shutil.rmtree(root, ignore_errors=True)
+    if len(runs) > 1:
+        print(f"{shown_runs(runs)}\n")
+    found = joined(runs)
     print(shown(found))
     write(found, options.json)
     return code

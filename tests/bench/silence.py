@@ -24,18 +24,20 @@ import psutil
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from gpuctl.bootstrap.identity import Identity
+from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import open_bucket
-from gpuctl.cluster.records import ClusterSpec, encode
-from gpuctl.stacks import processes
+from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.codec import encode
+from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.stacks.providers import processes
 from tests.bench.losses import EVERY
 from tests.bench.network import Network, is_possible, network, s3_bucket
 from tests.bench.ours import Cluster, LocalCluster, local_cluster
 from tests.bench.settings import Settings
-from tests.bench.steplog import StepLog, TookTooLong, spread, until
+from tests.bench.steplog import StepLog, spread
 from tests.bench.table import Row
 from tests.bench.torchrun import SCRIPT, attempted, torchrun
+from tests.waiting import TookTooLong, until
 
 BAR_S = 6.0
 _WAIT_S = 30.0
@@ -117,7 +119,7 @@ def _agents(net: Network, url: str, root: Path) -> Iterator[Cluster]:
 def _agent(net: Network, number: int, url: str, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True)
     env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-    identity = Identity(node=folder.name, address=net.address(number), bucket=url, env=env)
+    identity = NodeIdentity(node=folder.name, address=net.address(number), bucket=url, env=env)
     (folder / "identity.json").write_bytes(msgspec.json.encode(identity))
     with (folder / "agent.log").open("wb") as output:
         return subprocess.Popen(

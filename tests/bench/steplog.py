@@ -1,30 +1,14 @@
-"""Reading what ``steps.py`` writes, and waiting for it."""
+"""Reading what ``steps.py`` writes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
-T = TypeVar("T")
-
-
-class TookTooLong(Exception):
-    """What was waited for did not happen before the deadline."""
-
-
-def until(condition: Callable[[], T | None], what: str, patience_s: float = 60.0) -> T:
-    """The first true value of ``condition``. Raises ``TookTooLong``."""
-    deadline = time.monotonic() + patience_s
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise TookTooLong(f"waited {patience_s:g} s for {what}")
-        time.sleep(0.02)
-    return found
+from tests.waiting import until
 
 
 @dataclass(frozen=True, slots=True)

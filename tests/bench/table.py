@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+_VERDICTS = {True: "met", False: "MISSED", None: ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,45 @@ def compared(
     return Row(name, median(ours), median(reference), unit, bar, met, note)
 
 
+def joined(runs: Sequence[Sequence[Row]]) -> list[Row]:
+    """The rows of several runs, each as it was in the run in the middle. A bar is met when it is met in every run."""
+    return [replace(_middle(rows), met=_met(rows, len(runs))) for rows in _by_name(runs).values()]
+
+
+def shown_runs(runs: Sequence[Sequence[Row]]) -> str:
+    """The ratio of each row in each run; where there is none, ours."""
+    lines = [("name", *(f"run {number + 1}" for number in range(len(runs))), "bar", "")]
+    for name, rows in _by_name(runs).items():
+        figures = [_text(_figure(row)) for row in rows]
+        figures += ["-"] * (len(runs) - len(rows))
+        lines.append((name, *figures, rows[0].bar, _VERDICTS[_met(rows, len(runs))]))
+    return _aligned(lines)
+
+
+def _by_name(runs: Sequence[Sequence[Row]]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for rows in runs:
+        for row in rows:
+            found.setdefault(row.name, []).append(row)
+    return found
+
+
+def _met(rows: Sequence[Row], runs: int) -> bool | None:
+    """A run that lacks the row has not met its bar."""
+    if any(row.met is None for row in rows):
+        return None
+    return len(rows) == runs and all(row.met for row in rows)
+
+
+def _middle(rows: Sequence[Row]) -> Row:
+    numbers = [row for row in rows if not isinstance(_figure(row), str)]
+    return sorted(numbers, key=_figure)[len(numbers) // 2] if numbers else rows[-1]
+
+
+def _figure(row: Row) -> Any:
+    return row.ours if row.ratio is None else row.ratio
+
+
 def write(rows: Sequence[Row], path: Path) -> None:
     """Rows of an earlier run that were not measured again stay."""
     kept = {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
@@ -65,9 +107,12 @@ def shown(rows: Sequence[Row]) -> str:
     lines = [("name", "ours", "reference", "unit", "ratio", "bar", "")]
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-        met = {True: "met", False: "MISSED", None: ""}[row.met]
-        lines.append((row.name, _text(row.ours), _text(row.reference), row.unit, ratio, row.bar, met))
-    widths = [max(len(line[column]) for line in lines) for column in range(7)]
+        lines.append((row.name, _text(row.ours), _text(row.reference), row.unit, ratio, row.bar, _VERDICTS[row.met]))
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 

@@ -15,9 +15,10 @@ from typing import TypeVar
 
 import psutil
 
-from gpuctl.stacks import processes
+from gpuctl.stacks.providers import processes
 from tests.bench.ours import kill_at_once
-from tests.bench.steplog import StepLog, TookTooLong, until
+from tests.bench.steplog import StepLog
+from tests.waiting import TookTooLong, until
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from statistics import median, quantiles
 
-from gpuctl.cluster.worker import WorkerContext
-from gpuctl.stacks import processes
+from gpuctl.cluster.worker_context import WorkerContext
+from gpuctl.stacks.providers import processes
 from tests.bench.settings import Settings
 from tests.bench.table import Row
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from gpuctl.cluster.records import Round
+from gpuctl.cluster.records.rounds import Round
 from tests.bench.ours import LocalCluster, local_cluster
 from tests.bench.settings import Settings
-from tests.bench.steplog import until
 from tests.bench.table import Row
+from tests.waiting import until
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
 _STEPS = 800
@@ -18,7 +18,7 @@ _EVERY = 50
 
 
 def bitwise(settings: Settings) -> Row:
-    """``examples/digits.py`` on three nodes: rank 0's is killed and replaced, then another one is taken with notice."""
+    """``examples/digits.py`` on three nodes: rank 0's is killed and replaced, then another one is lost with notice."""
     calm, rough = settings.root / "calm.pt", settings.root / "rough.pt"
     with local_cluster(settings.root, (3, 3)) as cluster:
         cluster.outcome(_submit(cluster, settings, calm))

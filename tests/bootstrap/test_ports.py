@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 
 import pytest
@@ -33,6 +34,20 @@ def test_ports_are_held_at_an_address_of_ipv6_too() -> None:
             assert keeper.getsockname()[0] == "::1"
     finally:
         pool.close()
+
+
+def test_a_round_gets_its_port_where_no_other_can_be_opened() -> None:
+    pool = PortPool("127.0.0.1", size=2)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        port, other = pool.offered()
+        taken = pool.take(port)
+        assert taken is not None and pool.offered() == (other,)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        pool.close()
+    taken.close()
 
 
 def test_a_port_that_was_never_offered_is_not_given() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.bootstrap.tensorboard import EventFiles
 from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import Bucket, open_bucket
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 
 NAME = "events.out.tfevents.1"
 
@@ -45,3 +51,18 @@ def test_what_this_node_writes_right_now_comes_from_its_disk(store: Bucket, tmp_
     files.refresh()
     files.refresh()
     assert (tmp_path / "shown" / "000001-me" / NAME).read_bytes() == b"what was sent so far, and more"
+
+
+def test_ctrl_c_is_left_to_who_looks_and_the_end_of_standard_input_ends_it(store: Bucket, tmp_path: Path) -> None:
+    """It is in the group of processes that the terminal interrupts."""
+    (tmp_path / "identity.json").write_bytes(
+        msgspec.json.encode(NodeIdentity(node="node-0", address="127.0.0.1", bucket=store.url))
+    )
+    command = [sys.executable, "-m", "gpuctl.bootstrap.tensorboard", str(tmp_path), "job"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout
+        assert re.match(r"port \d+", process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")

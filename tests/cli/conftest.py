@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.written import WrittenCluster
+from tests.fakes.written_cluster import WrittenCluster
 
 
 @pytest.fixture

@@ -17,10 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from gpuctl import __version__
-from gpuctl.cli.main import app, run
+from gpuctl.cli.app import app
+from gpuctl.cli.main import run
 from gpuctl.cli.verbs import VERBS
 from gpuctl.cluster.errors import BadInput
-from tests.cli.written import WrittenCluster
+from tests.fakes.written_cluster import WrittenCluster
 
 HEAVY = ("torch", "numpy", "pulumi", "boto3", "google.cloud", "azure", "pydantic", "matplotlib", "tensorboard")
 READ_ONLY = {
@@ -118,30 +119,39 @@ def test_no_verb_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["up", "--nodes", "0"], "--nodes 0 is no node at all; use 1 or more"),
-        (["up", "--nodes", "4:2"], "--nodes 4:2 is more at least than at most; did you mean 2:4?"),
-        (["up", "--nodes", "abc"], "--nodes abc is not a number of nodes; use one such as 4, or fewest:most such as"),
+        (["up", "--nodes", "0"], "--nodes 0 is too few; use 1 or more"),
+        (["up", "--nodes", "4:2"], "--nodes 4:2 has a minimum above the maximum; did you mean 2:4?"),
+        (["up", "--nodes", "abc"], "--nodes abc is not a number of nodes; use a number such as 4, or MIN:MAX such as"),
         (["up", "--nodes", "-1"], "--nodes -1 is not a number of nodes"),
         (["up", "--provider", "moon"], "unknown provider 'moon'; use one of: "),
         (["up", "--qqq"], "No such option: --qqq; see `gpuctl up --help`"),
         (["up", "four"], "Got unexpected extra argument"),
-        (["statsu"], "there is no verb 'statsu'; did you mean `gpuctl status`?"),
-        (["zork"], "there is no verb 'zork'; see `gpuctl --help`"),
+        (["statsu"], "unknown command 'statsu'; did you mean `gpuctl status`?"),
+        (["zork"], "unknown command 'zork'; see `gpuctl --help`"),
         (["--qqq"], "No such option: --qqq"),
         (["ckpt"], "say what: gpuctl ckpt ls, gpuctl ckpt pull, gpuctl ckpt rm, gpuctl ckpt verify, gpuctl ckpt gc"),
         (["train"], "Missing argument 'SCRIPT'"),
         (["train", "a.py", "--lr", "1"], "No such option: --lr; the script's own arguments go after `--`"),
-        (["train", "nowhere.py"], "there is no script nowhere.py"),
+        (["train", "nowhere.py"], "script nowhere.py does not exist"),
         (["status", "-o", "xml"], "--output xml is not a format; use text or json"),
-        (["status", "--cluster", "other"], "there is no cluster named 'other'; there are: default"),
+        (["status", "--cluster", "other"], "no cluster named 'other'; there are: default"),
         (["status", "--bucket", "ftp://x"], "'ftp://x' is not a bucket URL; use one of s3://, "),
-        (["status", "--bucket", "file:///no/such/folder"], "there is no folder /no/such/folder"),
-        (["logs", "nope"], "there is no job 'nope'"),
-        (["logs", "../x"], "there is no job '../x'"),
+        (["status", "--bucket", "file:///no/such/folder"], "folder /no/such/folder does not exist"),
+        (["logs", "nope"], "unknown job 'nope'"),
+        (["logs", "../x"], "unknown job '../x'"),
         (["logs", "--rank", "x"], "--rank x is not a whole number"),
         (["preempt", "node-0", "--notice", "soon"], "--notice soon is not a number of seconds"),
+        (
+            ["preempt", "node-0", "--replace-after", "x"],
+            "--replace-after x is not a number of seconds; use one such as",
+        ),
+        (["status", "--bucket", "s3:///p"], "'s3:///p' names no bucket; write it as s3://BUCKET/PREFIX"),
+        (
+            ["config", "show", "--bucket", "gs://Mine"],
+            "'gs://Mine' has a name that no bucket can have; a Google Cloud bucket",
+        ),
         (["jobs", "--last", "0"], "--last 0 is too few; use 1 or more"),
-        (["completion", "tcsh"], "there is no completion for 'tcsh'; use one of: bash, zsh, fish"),
+        (["completion", "tcsh"], "no completion for 'tcsh'; use one of: bash, zsh, fish"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(written: WrittenCluster, args: list[str], said: str) -> None:
@@ -151,11 +161,29 @@ def test_bad_input_is_one_line_and_exit_code_2(written: WrittenCluster, args: li
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--bucket", "s3://UPPER_case!/p?endpoint=http://127.0.0.1:1"],
+        ["--bucket", "az://a--b/p?account_name=lab"],
+        ["--provider", "aws", "--bucket", "s3://Mine", "--dry-run"],
+    ],
+    ids=lambda args: args[-1],
+)
+def test_a_bucket_that_cannot_be_is_refused_before_anything_is_made(
+    written: WrittenCluster, tmp_path: Path, args: list[str]
+) -> None:
+    written.env["GPUCTL_STATE_DIR"] = str(tmp_path / "empty")
+    said = written.run("up", "-c", "new", *args, code=2).stderr
+    assert "has a name that no bucket can have; a" in said and len(said.splitlines()) == 1
+    assert not (tmp_path / "empty").exists()
+
+
 def test_debug_shows_the_traceback(written: WrittenCluster) -> None:
     written.env["GPUCTL_DEBUG"] = "1"
     done = written.run("up", "--nodes", "0", code=1)
     assert "Traceback" in done.stderr
-    assert "BadInput: --nodes 0 is no node at all" in done.stderr
+    assert "BadInput: --nodes 0 is too few" in done.stderr
 
 
 def test_without_a_cluster_the_line_says_how_to_get_one(tmp_path: Path, written: WrittenCluster) -> None:
@@ -163,7 +191,9 @@ def test_without_a_cluster_the_line_says_how_to_get_one(tmp_path: Path, written:
     (written.work / "train.py").write_text("print('hello')\n")
     for args in (["train", "train.py"], ["status"], ["down"]):
         said = written.run(*args, code=2).stderr
-        assert said == "error: there is no cluster named 'default'; make one with `gpuctl up`\n"
+        line = "error: no cluster named 'default'; create one with `gpuctl up`"
+        elsewhere = "; if it was made on another machine: gpuctl down --by-tag default --provider aws|gcp|azure"
+        assert said == f"{line}{elsewhere if args == ['down'] else ''}\n"
 
 
 def test_a_cluster_made_elsewhere_is_reached_by_its_bucket(tmp_path: Path, written: WrittenCluster) -> None:
@@ -219,6 +249,37 @@ def test_a_shell_can_complete_verbs_and_options(written: WrittenCluster, words: 
     written.env |= {"_GPUCTL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
     done = written.run()
     assert set(done.stdout.split()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("gpuctl logs ", {"digits-1", "train-2"}),
+        ("gpuctl cancel tr", {"train-2"}),
+        ("gpuctl ckpt ls -j ", {"digits-1", "train-2"}),
+        ("gpuctl forward tensorboard --job d", {"digits-1"}),
+        ("gpuctl preempt ", {"node-0", "node-10"}),
+        ("gpuctl exec node-1", {"node-10"}),
+        ("gpuctl logs --node ", {"node-0", "node-10"}),
+        ("gpuctl status -o ", {"text", "json"}),
+        ("gpuctl ckpt pull ", {"5", "last", "files"}),
+        ("gpuctl ckpt pull 5 out --format s", {"safetensors"}),
+        ("gpuctl status -c ", {"default"}),
+        ("gpuctl up --provider a", {"aws", "azure"}),
+        ("gpuctl logs -c nowhere ", set()),
+        ("gpuctl train ", set()),
+        ("gpuctl zork ", set()),
+    ],
+)
+def test_a_shell_can_complete_values(written: WrittenCluster, words: str, wanted: set[str]) -> None:
+    written.beat("node-0")
+    written.beat("node-10")
+    written.checkpoint(written.submit().job, 5, {"weight": b"x"})
+    written.checkpoint(written.submit("train.py").job, 5, {"weight": b"x"})
+    written.env |= {"_GPUCTL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    with written.start() as process:
+        said, complaint = process.communicate(timeout=30)
+    assert (set(said.split()), complaint) == (wanted, "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.agreement.ledger import Ledger
 from gpuctl.cluster.errors import StoreUnavailable
-from gpuctl.cluster.ledger import Ledger
+from gpuctl.cluster.storage.bucket import open_bucket
 
 Claims = dict[int, dict[str, str]]
 """Version → the value that this writer was told it had written there."""

@@ -8,12 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuctl.cluster import jobs, layout
-from gpuctl.cluster.bucket import Bucket, Entry, open_bucket
+from gpuctl.cluster import layout
 from gpuctl.cluster.clock import SystemClock
-from gpuctl.cluster.mingle import Mingle
-from gpuctl.cluster.records import ClusterSpec, NodeRecord, Round, encode
-from gpuctl.cluster.sightings import Sign
+from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.membership.failure_detector import PeerState
+from gpuctl.cluster.membership.mingle import Mingle
+from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.codec import encode
+from gpuctl.cluster.records.nodes import NodeRecord
+from gpuctl.cluster.records.rounds import Round
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.cluster.storage.interface import Entry
 
 HEARTBEAT_S = 0.5
 _PATIENCE_S = 60.0
@@ -36,7 +41,7 @@ def measure(nodes: int, url: str, *, quiet_s: float = 2.0) -> Measured:
     bucket = open_bucket(url)
     spec = ClusterSpec(name="scale", provider="none", nodes_min=nodes, nodes_max=nodes, heartbeat_s=HEARTBEAT_S)
     bucket.put(layout.CLUSTER, encode(spec))
-    job = jobs.submit(bucket, spec, jobs.Request(script="s.py")).job
+    job = queue.submit(bucket, spec, queue.JobRequest(script="s.py")).job
     counts: Counter[str] = Counter()
     stop = threading.Event()
     agents = [_Agent(f"n{i:03d}", url, spec, counts, stop) for i in range(nodes)]
@@ -93,7 +98,7 @@ class _Agent(threading.Thread):
 class _Alone:
     """No direct contact with anybody."""
 
-    def of(self, node: str, incarnation: str) -> Sign:  # noqa: ARG002
+    def of(self, node: str, incarnation: str) -> PeerState:  # noqa: ARG002
         return "unknown"
 
     def attend(self, records: Iterable[NodeRecord]) -> None:

@@ -4,7 +4,7 @@ Each part of a node (its loop, its heartbeat, the worker that commits checkpoint
 holds the baton; it gives the baton back at a request once its budget is used up. So a test decides about every
 interleaving, a frozen node goes on later exactly where it was, and the same decisions give the same run.
 
-A ``Node`` does what ``bootstrap.agent`` does with processes; ``Rules`` checks all that lands in the store.
+Each node has a ``bootstrap.reconcile.Reconciler``, as the agent has; ``Rules`` checks all that lands in the store.
 """
 
 from __future__ import annotations
@@ -18,33 +18,27 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from gpuctl.bootstrap.agent.reconcile import Reconciler
 from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import Entry
+from gpuctl.cluster.agreement import ledgers
+from gpuctl.cluster.agreement.ledger import LedgerEntry
 from gpuctl.cluster.errors import StoreUnavailable
-from gpuctl.cluster.ledger import Ledger, LedgerEntry
-from gpuctl.cluster.mingle import Mingle
-from gpuctl.cluster.records import (
-    CheckpointEntry,
-    CheckpointLog,
-    ClusterSpec,
-    JobSpec,
-    NodeExit,
-    NodeRecord,
-    Notice,
-    Rank0,
-    RankExit,
-    Round,
-    decode,
-    encode,
-)
-from gpuctl.cluster.rounds import Policy
-from gpuctl.cluster.sightings import Sign
+from gpuctl.cluster.membership.failure_detector import PeerState
+from gpuctl.cluster.membership.mingle import Mingle
+from gpuctl.cluster.membership.rounds import RoundPolicy
+from gpuctl.cluster.records.checkpoints import CheckpointEntry, CheckpointIndex
+from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.codec import decode, encode
+from gpuctl.cluster.records.jobs import JobSpec
+from gpuctl.cluster.records.nodes import NodeRecord, PreemptionNotice, Rank0
+from gpuctl.cluster.records.rounds import NodeExit, RankExit, Round
+from gpuctl.cluster.storage.interface import Entry
 
 T = TypeVar("T")
 Life = tuple[str, str]
 
 SPEC = ClusterSpec(name="sim", provider="sim", nodes_min=1, nodes_max=8)
-POLICY = Policy(drain_s=4.0, late_s=1.0, cold_s=4.0, unsure_s=2.5 * SPEC.lease_s)
+POLICY = RoundPolicy(drain_s=4.0, late_s=1.0, cold_s=4.0, unsure_s=2.5 * SPEC.lease_s)
 ENOUGH = 1_000_000
 STEPS = 12
 """Optimizer steps of every job; each ends with a checkpoint."""
@@ -133,7 +127,7 @@ class Simulation:
         self.files: dict[str, tuple[bytes, int]] = {}
         self.nodes: dict[str, Node] = {}
         self.lives: dict[Life, Node] = {}
-        self.lies: dict[tuple[str, str], Sign] = {}
+        self.lies: dict[tuple[str, str], PeerState] = {}
         self.late: list[Callable[[], Any]] = []
         self.worlds: dict[tuple[str, int], World] = {}
         self.jobs: dict[str, JobSpec] = {}
@@ -326,7 +320,7 @@ class NodeStore:
             node.dying = True
             _own.task.pause()
         if spoil in ("cut", "mute", "late"):
-            raise StoreUnavailable(f"the store does not answer ({spoil})")
+            raise StoreUnavailable(f"the store does not respond ({spoil})")
         found = answer()
         if spoil == "pause":
             _own.task.pause()
@@ -349,7 +343,7 @@ class Contact:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def of(self, node: str, incarnation: str) -> Sign:
+    def of(self, node: str, incarnation: str) -> PeerState:
         sim = self._node.sim
         if (self._node.name, node) in sim.lies:
             return sim.lies[self._node.name, node]
@@ -391,17 +385,38 @@ class Run:
     asked: bool = False
     fails: bool = False
     give_up_at: float | None = None
-    exit: NodeExit | None = None
-    reported: bool = False
+    ended: NodeExit | None = None
     task: Task | None = None
 
+    @property
+    def exit(self) -> NodeExit | None:
+        self._look()
+        return self.ended
+
+    def is_of(self, round_: Round) -> bool:
+        return (round_.job, round_.number) == (self.round.job, self.round.number)
+
+    def ask_to_stop(self, round_: Round) -> None:
+        self.asked = True
+        self.give_up_at = self.give_up_at or self.node.sim.now + round_.drain_s
+        if self.node.sim.now > self.give_up_at:
+            self.kill()
+
+    def kill(self) -> None:
+        self.finish("stopped")
+        self.node.wake()
+
+    def send_last_words(self) -> None: ...
+
+    def end(self) -> None: ...
+
     def finish(self, status: Literal["completed", "drained", "failed", "stopped"], why: str = "") -> None:
-        if self.exit:
+        if self.ended:
             return
         rank = self.round.rank_of(*self.node.life)
         assert rank is not None
         ranks = (RankExit(rank=rank, local_rank=0, exit_code=1, message=why, at=self.node.sim.now),) if why else ()
-        self.exit = NodeExit(
+        self.ended = NodeExit(
             job=self.round.job,
             round=self.round.number,
             node=self.node.name,
@@ -415,26 +430,26 @@ class Run:
         if status in ("failed", "stopped"):
             self.world.finish("broken")
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """See how the workers are."""
-        if self.exit is None and self.fails:
+        if self.ended is None and self.fails:
             self.finish("failed", "ValueError: the script's own fault")
-        elif self.exit is None and self.world.end == "broken":
+        elif self.ended is None and self.world.end == "broken":
             self.finish("failed", "Connection closed by peer")
-        elif self.exit is None and self.world.end:
+        elif self.ended is None and self.world.end:
             self.finish(self.world.end)  # type: ignore[arg-type]
 
     def train(self) -> None:
         """Global rank 0's worker: raise the fence, restore, then steps and commits."""
         sim, number = self.node.sim, self.round.number
-        ledger = Ledger(self.node.store, f"{layout.checkpoints(self.round.job)}/ledger", CheckpointLog)
+        ledger = ledgers.checkpoints(self.node.store, self.round.job)
         while not self.world.end:
             _own.task.sleep_until(sim.now + STEP_S)
             if not self.world.is_whole():
                 continue
             try:
                 version = ledger.read()
-                log = version.value or CheckpointLog()
+                log = version.value or CheckpointIndex()
                 if log.fence > number:
                     return
                 step = log.entries[-1].step if log.entries else 0
@@ -472,21 +487,25 @@ class Node:
         self.blind_for = ""
         """Reads of a key that contains this get no answer."""
         self.dying = False
-        self.notice: Notice | None = None
         self.store = NodeStore(self)
         self.mingle = Mingle(self.store, sim, Contact(self), SPEC, self.record, POLICY)
-        self.run: Run | None = None
+        self._reconciler = Reconciler(name, incarnation, self.store, sim, self.mingle, self._begin, self)
         self.begun: dict[str, int] = {}
-        self._leave_by = 0.0
-        self._unsent: list[NodeExit] = []
         self._ports = [1, 2, 3]
         self._beat = 0
         self._beating = False
-        self._told: Notice | None = None
-        self._ticked_at = sim.now
+        self.told_of_notice = False
         self._warm_at = sim.now + WARM_S
         self.loop = Task(f"{name} {incarnation}", self._serve)
         self._tasks = [self.loop]
+
+    @property
+    def run(self) -> Run | None:
+        return self._reconciler.work
+
+    @property
+    def notice(self) -> PreemptionNotice | None:
+        return self._reconciler.notice
 
     @property
     def tasks(self) -> list[Task]:
@@ -496,29 +515,23 @@ class Node:
         self.alive = False
         for task in self.tasks:
             task.end()
-        if self.run and self.run.exit is None:
+        if self.run and self.run.ended is None:
             self.run.world.finish("broken")
 
     def freeze(self) -> None:
         self.frozen_at = self.sim.now
 
     def warn(self, lead_s: float) -> None:
-        if self.notice is None:
-            self.notice = Notice(lead_s=lead_s, at=self.sim.now)
-            self._leave_by = self.sim.now + lead_s
-            self.wake()
+        self._reconciler.take_notice(lead_s, "the test")
 
     def fail_worker(self) -> None:
-        if self.run and self.run.exit is None and not self.run.world.end:
+        if self.run and self.run.ended is None and not self.run.world.end:
             self.sim.rules.faults.setdefault(self.run.round.job, set()).add(self.run.round.number)
             self.run.fails = True
             self.wake()
 
-    def wake(self) -> None:
-        self.loop.wake_at = 0.0
-
     def record(self) -> NodeRecord:
-        training = self.run is not None and self.run.exit is None and self.run.round.job not in self.sim.plain
+        training = self.run is not None and self.run.ended is None and self.run.round.job not in self.sim.plain
         return NodeRecord(
             node=self.name,
             incarnation=self.incarnation,
@@ -535,16 +548,16 @@ class Node:
 
     def _serve(self) -> None:
         while not self._beat:
-            self._try(self._send_heartbeat)
+            self._try(self.send_heartbeat)
             self.loop.sleep_until(self.sim.now + 0.2)
         self._tasks.append(Task(f"{self.name} heartbeat", self._beat_regularly))
-        while not self._may_leave():
+        while not self._reconciler.may_leave():
             self._try(self._turn)
             self.loop.sleep_until(self.sim.now + SPEC.heartbeat_s)
         self._try(lambda: self.store.delete([layout.node(self.name)]))
         self.alive = False
         self.sim.say(self.name, "has left")
-        if self.run and self.run.exit is None:
+        if self.run and self.run.ended is None:
             self.run.world.finish("broken")
 
     def _try(self, what: Callable[[], None]) -> None:
@@ -554,80 +567,42 @@ class Node:
             self.sim.say(self.name, error.message)
 
     def _turn(self) -> None:
-        if self.notice and self._told is None:
-            self._send_heartbeat()
-            self._poke()
         led = self.mingle.leads
-        decided = self.mingle.tick()
-        self._ticked_at = self.sim.now
-        if self.mingle.leads != led:
-            self.sim.say(self.name, f"leads, epoch {self.mingle.lease.epoch}" if not led else "leads no more")
-        if decided:
-            self._send_heartbeat()
-            self._poke()
-        self._obey()
-        self._report()
+        try:
+            self._reconciler.turn()
+        finally:
+            if self.mingle.leads != led:
+                self.say("leads no more" if led else f"leads, epoch {self.mingle.lease.epoch}")
 
-    def _obey(self) -> None:
-        wanted, run = self._wanted(), self.run
-        if run:
-            run.look()
-        if run and (wanted is None or (wanted.job, wanted.number) != (run.round.job, run.round.number)):
-            run.finish("stopped")
-            if not run.reported and run.exit:
-                self._unsent.append(run.exit)
-            run = self.run = None
-        if wanted is None:
-            return
-        if run is None:
-            if wanted.phase == "run":
-                self._begin(wanted)
-        elif wanted.phase == "drain" and run.exit is None:
-            run.asked = True
-            run.give_up_at = run.give_up_at or self.sim.now + wanted.drain_s
-            if self.sim.now > run.give_up_at:
-                run.finish("stopped")
-
-    def _wanted(self) -> Round | None:
-        rounds = (version.value for version in self.mingle.jobs.values())
-        mine = [r for r in rounds if r and r.phase in ("run", "drain") and r.rank_of(*self.life) is not None]
-        return mine[0] if mine else None
-
-    def _begin(self, round_: Round) -> None:
+    def _begin(self, round_: Round, rank: int) -> Run:
         assert round_.number > self.begun.get(round_.job, 0), f"{self.name} begins {round_} twice"
         self.begun[round_.job] = round_.number
         world = self.sim.worlds.setdefault((round_.job, round_.number), World(round_))
-        run = self.run = world.runs[self.life] = Run(self, round_, world)
-        self.sim.say(self.name, f"begins {round_.job} round {round_.number}")
-        if round_.rank_of(*self.life) == 0:
+        run = world.runs[self.life] = Run(self, round_, world)
+        self.say(f"begins {round_.job} round {round_.number}")
+        if rank == 0:
             if round_.master_port not in self._ports:
                 run.finish("stopped", "the port is gone")
-                return
+                return run
             self._ports.remove(round_.master_port)
             self._ports.append(max([*self._ports, round_.master_port]) + 1)
             run.task = Task(f"{self.name} {round_.job} round {round_.number}", run.train)
+        return run
 
-    def _report(self) -> None:
-        run = self.run
-        if run:
-            run.look()
-        if run and run.exit and not run.reported:
-            run.reported = True
-            self._unsent.append(run.exit)
-        while self._unsent:
-            done = self._unsent[0]
-            self.store.put(layout.node_exit(done.job, done.round, done.node), encode(done))
-            del self._unsent[0]
-            self.sim.say(self.name, f"{done.job} round {done.round} {done.status}")
-            self._poke()
-            self.wake()
+    # -- see reconcile.Surroundings -----------------------------------------------------------------------------------
 
-    def _poke(self) -> None:
+    def poke(self) -> None:
         for other in self.sim.nodes.values():
             if other.alive and other is not self and self.sim.contact and (self.name, other.name) not in self.sim.lies:
                 other.wake()
 
-    def _send_heartbeat(self) -> None:
+    def wake(self) -> None:
+        self.loop.wake_at = 0.0
+
+    def say(self, line: str) -> None:
+        self.sim.say(self.name, line)
+
+    def send_heartbeat(self) -> None:
         while self._beating:
             _own.task.pause()
         self._beating = True
@@ -635,21 +610,15 @@ class Node:
             self._beat += 1
             record = self.mingle.heartbeat(self._beat)
             self.store.put(layout.node(self.name), encode(record))
-            self._told = record.notice
+            self.told_of_notice = record.notice is not None
         finally:
             self._beating = False
 
     def _beat_regularly(self) -> None:
         while True:
             _own.task.sleep_until(self.sim.now + SPEC.heartbeat_s)
-            if self.sim.now - self._ticked_at < SPEC.lease_s:
-                self._try(self._send_heartbeat)
-
-    def _may_leave(self) -> bool:
-        if self.notice is None:
-            return False
-        idle = self.run is None and not self._unsent and self._told is not None and not self._wanted()
-        return idle or self.sim.now > self._leave_by
+            if self.sim.now - self._reconciler.ticked_at < SPEC.lease_s:
+                self._try(self.send_heartbeat)
 
 
 class Rules:
@@ -659,7 +628,7 @@ class Rules:
         self._sim = sim
         self.rounds: dict[str, list[Round]] = {}
         self.holders: dict[int, Rank0] = {}
-        self.logs: dict[str, list[CheckpointLog]] = {}
+        self.logs: dict[str, list[CheckpointIndex]] = {}
         self.faults: dict[str, set[int]] = {}
         """Rounds of a job in which a test made a worker fail."""
         self.cancelled: set[str] = set()
@@ -676,7 +645,7 @@ class Rules:
         elif parts[0] == layout.JOBS and parts[2] == "checkpoints":
             logs = self.logs.setdefault(parts[1], [])
             if self._is_next(key, len(logs), keep=64):
-                self._log(parts[1], self._entry(data, CheckpointLog, key))
+                self._log(parts[1], self._entry(data, CheckpointIndex, key))
 
     @staticmethod
     def _is_next(key: str, newest: int, *, keep: int) -> bool:
@@ -734,9 +703,9 @@ class Rules:
         else:
             assert new.phase in ("run", "wait"), "a new world must begin"
 
-    def _log(self, job: str, new: CheckpointLog) -> None:
+    def _log(self, job: str, new: CheckpointIndex) -> None:
         logs = self.logs[job]
-        old = logs[-1] if logs else CheckpointLog()
+        old = logs[-1] if logs else CheckpointIndex()
         logs.append(new)
         assert new.fence >= old.fence, "the fence goes down"
         added = new.entries[len(old.entries) :]

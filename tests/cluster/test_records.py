@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import typing
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -13,9 +15,17 @@ from hypothesis import strategies as st
 
 from gpuctl.cluster import records
 from gpuctl.cluster.errors import CorruptRecord
-from gpuctl.cluster.records import Member, NodeRecord, Notice, Progress, Rank0, Round, decode, encode
+from gpuctl.cluster.records.codec import decode, encode
+from gpuctl.cluster.records.nodes import NodeRecord, PreemptionNotice, Rank0, TrainingProgress
+from gpuctl.cluster.records.rounds import Member, Round
 
-_KINDS = [kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+_MODULES = [import_module(f"{records.__name__}.{module.name}") for module in pkgutil.iter_modules(records.__path__)]
+_KINDS = [
+    kind
+    for module in _MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
+]
 
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:
@@ -40,6 +50,10 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
             return st.dictionaries(keys, _values(arguments[1]), max_size=3)
         case _:  # a union
             return st.one_of([_values(argument) for argument in arguments])
+
+
+def test_every_record_is_looked_at() -> None:
+    assert {NodeRecord, Round} < {*_KINDS} and len(_KINDS) > 20
 
 
 @pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
@@ -93,9 +107,9 @@ def test_a_corrupt_record_is_named_with_its_field(data: bytes, where: str) -> No
 @given(st.binary(max_size=40))
 def test_no_bytes_at_all_make_anything_but_a_record_or_a_named_error(data: bytes) -> None:
     try:
-        decode(data, Notice, "key")
+        decode(data, PreemptionNotice, "key")
     except CorruptRecord as error:
-        assert error.message.startswith("key is not a Notice: ")
+        assert error.message.startswith("key is not a PreemptionNotice: ")
 
 
 @pytest.mark.parametrize("data", [b'{"node":"\xff"}', b"[" * 100_000, b"\x80\x04K\x01.", b'{"port":1e999}'])
@@ -111,8 +125,8 @@ def test_a_kind_without_a_name_is_named_too() -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_no_loss() -> None:
-    progress = Progress(job="j", round=1, step=2, loss=float("nan"))
-    assert decode(encode(progress), Progress, "key").loss is None
+    progress = TrainingProgress(job="j", round=1, step=2, loss=float("nan"))
+    assert decode(encode(progress), TrainingProgress, "key").loss is None
 
 
 def test_a_rank_belongs_to_one_life_of_a_node() -> None:

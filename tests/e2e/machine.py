@@ -15,10 +15,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gpuctl.cluster import jobs, layout
-from gpuctl.cluster.bucket import Bucket, open_bucket
-from gpuctl.cluster.records import CheckpointLog, NodeRecord, Round, decode
-from gpuctl.stacks import processes
+from gpuctl.cluster import layout
+from gpuctl.cluster.agreement import ledgers
+from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.records.checkpoints import CheckpointIndex
+from gpuctl.cluster.records.codec import decode
+from gpuctl.cluster.records.nodes import NodeRecord
+from gpuctl.cluster.records.rounds import Round
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.stacks.providers import processes
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -87,7 +92,7 @@ class Cluster:
         return open_bucket(f"file://{self.state}/buckets/{self.name}")
 
     def newest_job(self) -> str | None:
-        return jobs.newest(self.bucket)
+        return queue.newest(self.bucket)
 
     def nodes(self) -> dict[str, NodeRecord]:
         keys = [entry.key for entry in self.bucket.list(layout.NODES)]
@@ -99,25 +104,24 @@ class Cluster:
 
     def history(self, job: str) -> list[Round]:
         """Every entry of the job's ledger but those of its time in line."""
-        entries = [version.value for version in jobs.rounds(self.bucket, job).history()]
+        entries = [version.value for version in ledgers.rounds(self.bucket, job).history()]
         return [entry for entry in entries if entry and entry.number > 0]
 
     def now(self, job: str) -> Round | None:
-        return jobs.rounds(self.bucket, job).read().value
+        return ledgers.rounds(self.bucket, job).read().value
 
     def step(self, job: str, number: int | None = None) -> int:
         """The furthest step that some node's heartbeat tells of; of round ``number`` if given."""
         told = [r.progress for r in self.nodes().values() if r.progress and r.progress.job == job]
         return max((p.step for p in told if number is None or p.round == number), default=-1)
 
-    def checkpoints(self, job: str) -> CheckpointLog:
-        from gpuctl.cluster.ledger import Ledger
+    def checkpoints(self, job: str) -> CheckpointIndex:
 
-        ledger = Ledger(self.bucket, f"{layout.checkpoints(job)}/ledger", CheckpointLog)
-        return ledger.read().value or CheckpointLog()
+        ledger = ledgers.checkpoints(self.bucket, job)
+        return ledger.read().value or CheckpointIndex()
 
     def metrics(self, job: str) -> list[dict[str, Any]]:
-        from gpuctl.cluster.streams import StreamReader
+        from gpuctl.cluster.storage.streams import StreamReader
 
         return [line for _, _, line in StreamReader(self.bucket, layout.metrics(job)).read()]
 

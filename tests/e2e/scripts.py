@@ -60,3 +60,31 @@ COUNTING = """
         if args.out:
             torch.save(model.state_dict(), args.out)
 """
+
+REFUSED = """
+    import os, sys
+    from gpuctl import Checkpointer
+    from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+    from gpuctl.cluster.errors import GpuctlError, StoreError
+
+    class Refusing(Bucket):
+        refuses = True
+        def put(self, key, data):
+            if self.refuses:
+                raise StoreError("the bucket refuses it")
+            super().put(key, data)
+
+    url = os.environ["GPUCTL_BUCKET"] + "/elsewhere"
+    store = Refusing(open_bucket(url).raw, url)
+    checkpointer = Checkpointer(store=store)
+    checkpointer.save(1, {"count": 1})
+    if "waits" in sys.argv:
+        checkpointer.wait()
+    if "again" in sys.argv:
+        try:
+            checkpointer.wait()
+        except GpuctlError:
+            store.refuses = False
+        checkpointer.save(2, {"count": 2})
+"""
+"""Its first checkpoint is lost. With the argument ``waits`` it dies of that."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.stacks import processes
+from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
 from tests.e2e.scripts import COUNTING
 
@@ -37,15 +37,6 @@ def test_a_number_of_nodes_that_is_none_is_refused(cluster: Cluster, nodes: str)
 
 def test_an_unknown_provider_is_refused_with_those_there_are(cluster: Cluster) -> None:
     assert "local" in _refused(cluster, "up", "--provider", "marsnet")
-
-
-def test_a_second_up_of_another_size_is_refused_and_harms_nothing(cluster: Cluster) -> None:
-    cluster.up("2")
-    before = cluster.nodes()
-    assert "nodes=2" in _refused(cluster, "up", "--nodes", "3")
-    assert {n: r.incarnation for n, r in cluster.nodes().items()} == {n: r.incarnation for n, r in before.items()}
-    cluster.up("2")
-    assert {n: r.incarnation for n, r in cluster.nodes().items()} == {n: r.incarnation for n, r in before.items()}
 
 
 def test_training_without_a_cluster_says_how_to_make_one(cluster: Cluster) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-from gpuctl.cluster import keptfiles
+import pytest
+
+from gpuctl.cluster.snapshots import maintenance
 from tests.e2e.machine import Cluster
+from tests.paths import ROOT
 
-DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
+DIGITS = ROOT / "examples" / "digits.py"
 
 
+@pytest.mark.exhaustive
 def test_a_pulled_model_is_as_good_as_the_training_said(cluster: Cluster) -> None:
     shutil.copy(DIGITS, cluster.folder)
     cluster.up("2")
@@ -41,16 +44,16 @@ def test_files_of_a_script_are_verified_and_deleted_once_its_job_is_over(cluster
     cluster.up("1")
     enough = cluster.folder / "enough"
     job = cluster.train("--env", f"ENOUGH={enough}", cluster.write("keeps.py", KEEPS_FILES))
-    cluster.wait(lambda: keptfiles.sets(cluster.bucket, job), "a set of files")
+    cluster.wait(lambda: maintenance.sets(cluster.bucket, job), "a set of files")
     assert cluster.run("ckpt", "verify").stdout == "files: whole\n"
-    assert f"error: job {job} is not over" in cluster.run("ckpt", "rm", "all", "-y", code=1).stderr
+    assert f"error: job {job} is still running" in cluster.run("ckpt", "rm", "all", "-y", code=1).stderr
     enough.touch()
     cluster.wait_for_end(job)
     assert cluster.run("ckpt", "verify").stdout == "files of the set before: whole\nfiles: whole\n"
     assert cluster.run("ckpt", "rm", "all", "-y").stdout == (
         f"deleted the script's files of {job}, which freed 4.0 kB\n"
     )
-    assert keptfiles.objects(cluster.bucket, job) == []
+    assert maintenance.objects(cluster.bucket, job) == []
 
 
 def evaluated(cluster: Cluster, folder: str) -> tuple[int, str, str]:

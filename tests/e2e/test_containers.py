@@ -11,20 +11,26 @@ from itertools import pairwise
 
 import pytest
 
-from gpuctl.bootstrap.container import OPTIONS
-from gpuctl.stacks import processes
-from tests import containers
+from gpuctl.bootstrap.launch.container_args import OPTIONS
+from gpuctl.cluster.errors import CHECKPOINT_LOST
+from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster, as_json
-from tests.e2e.scripts import COUNTING, PLAIN_DDP
+from tests.e2e.scripts import COUNTING, PLAIN_DDP, REFUSED
 from tests.e2e.test_no_code import BARE, PROBLEM
+from tests.fakes import containers
 
 WHERE = """
     with open("/proc/1/cmdline") as first:
-        print("inside", "contained.py" in first.read(), flush=True)
+        print("inside", "container_entry.py" in first.read(), flush=True)
 """
 
+BEGINS = """
+    import torch.distributed.nn.functional
+"""
 ENDS = """
-    # In an image a worker ends as any Python does, and without this torch's threads abort it now and then.
+    # In an image a worker ends as any Python does, and without this torch's threads abort it now and then: see the end
+    # of examples/plain_ddp.py.
+    del model
     dist.destroy_process_group()
 """
 
@@ -44,9 +50,10 @@ def boxed(cluster: Cluster) -> Iterator[Cluster]:
     cluster.wait(lambda: not any(map(containers.left, folders)), "the containers to go")
 
 
+@pytest.mark.exhaustive
 def test_a_job_in_an_image_runs_to_its_end_as_one_without_does(boxed: Cluster) -> None:
     boxed.up("2")
-    boxed.write("train.py", PLAIN_DDP + WHERE + ENDS)
+    boxed.write("train.py", BEGINS + PLAIN_DDP + WHERE + ENDS)
     done = boxed.run("train", "--image", containers.IMAGE, "train.py", "--", "--lr", "0.1")
     (master,) = set(re.findall(r"MASTER_ADDR=(\S+)", done.stdout))
     assert master in ("127.0.0.2", "127.0.0.3")
@@ -60,6 +67,7 @@ def test_a_job_in_an_image_runs_to_its_end_as_one_without_does(boxed: Cluster) -
         assert f"{prefix}to stderr" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_a_script_that_fails_in_an_image_ends_with_its_code_and_its_traceback(boxed: Cluster) -> None:
     boxed.up("2")
     boxed.write("fails.py", "import os, time\nif os.environ['RANK'] == '1':\n    {}['lost']\ntime.sleep(1000)\n")
@@ -67,6 +75,15 @@ def test_a_script_that_fails_in_an_image_ends_with_its_code_and_its_traceback(bo
     done = boxed.run("train", "fails.py", code=1)
     assert "KeyError: 'lost'" in done.stderr
     assert re.search("rank 1 on node-. exited with code 1: KeyError: 'lost'", done.stderr)
+
+
+@pytest.mark.exhaustive
+def test_a_training_in_an_image_whose_last_checkpoint_is_lost_fails_with_a_code_of_its_own(boxed: Cluster) -> None:
+    boxed.up("1")
+    boxed.write("refused.py", REFUSED)
+    for args in ((), ("--", "waits")):
+        done = boxed.run("train", "--image", containers.IMAGE, "refused.py", *args, code=CHECKPOINT_LOST)
+        assert "the checkpoint of step 1 was not written: the bucket refuses it" in done.stderr
 
 
 def test_an_image_that_does_not_exist_fails_the_job_with_one_line(boxed: Cluster) -> None:
@@ -128,6 +145,7 @@ def test_a_job_in_an_image_survives_the_loss_of_a_node_and_a_notice(boxed: Clust
     assert steps[-1] == 240
 
 
+@pytest.mark.exhaustive
 def test_files_written_after_sigterm_in_an_image_come_back(boxed: Cluster) -> None:
     boxed.up("1")
     boxed.write("problem.py", PROBLEM)

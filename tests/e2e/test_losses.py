@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuctl.stacks import processes
+from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
 from tests.e2e.scripts import COUNTING
 
@@ -90,6 +90,7 @@ def test_a_node_killed_while_another_is_away_leaves_one_that_finishes(cluster: C
     assert max(_first_steps(cluster, job).values()) > 20
 
 
+@pytest.mark.exhaustive
 def test_all_nodes_killed_at_once_and_brought_back_go_on_from_the_last_checkpoint(cluster: Cluster) -> None:
     cluster.up("3")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "200", "--every", "10")
@@ -116,6 +117,7 @@ def test_workers_do_not_outlive_their_agent(cluster: Cluster) -> None:
     _succeeded(cluster, job)
 
 
+@pytest.mark.exhaustive
 def test_a_frozen_rank_0_wakes_to_find_itself_deposed_and_joins_again(cluster: Cluster) -> None:
     cluster.up("2:3")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "700")
@@ -134,6 +136,7 @@ def test_a_frozen_rank_0_wakes_to_find_itself_deposed_and_joins_again(cluster: C
     cluster.run("cancel", job)
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_joins_costs_no_step(cluster: Cluster) -> None:
     cluster.up("1:2")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "100000", "--every", "100000")
@@ -149,6 +152,7 @@ def test_a_node_that_joins_costs_no_step(cluster: Cluster) -> None:
     assert sorted(steps) == list(range(1, max(steps) + 1))  # none twice, none left out
 
 
+@pytest.mark.exhaustive
 def test_a_fixed_size_job_waits_for_the_replacement(cluster: Cluster) -> None:
     cluster.up("2")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "150")
@@ -198,5 +202,5 @@ def test_a_bucket_that_is_full_holds_checkpoints_up_until_there_is_room_and_lose
 
 
 def _workers_said(cluster: Cluster) -> str:
-    files = (path for path in cluster.node_dir("node-0").rglob("*") if path.name.startswith("stderr"))
+    files = (path for path in cluster.node_dir("node-0").rglob("*") if path.name == "stdout.log")
     return "\n".join(path.read_text(errors="replace") for path in files)

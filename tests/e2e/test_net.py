@@ -31,7 +31,7 @@ def test_local_nodes_tell_their_networks_and_reach_each_other(cluster: Cluster) 
     only = as_json(cluster.run("net", "node-1", "-o", "json"))
     assert [node["node"] for node in only["nodes"]] == ["node-1"]
     said = cluster.run("net", "node-9", code=2).stderr
-    assert "no live node 'node-9'" in said and "node-0, node-1, node-2" in said
+    assert "unknown node 'node-9'" in said and "node-0, node-1, node-2" in said
 
 
 def test_a_node_that_has_left_is_no_part_of_it(cluster: Cluster) -> None:

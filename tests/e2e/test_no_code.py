@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpuctl.cluster import filesets, layout
-from gpuctl.cluster.streams import StreamReader
+from gpuctl.cluster import layout
+from gpuctl.cluster.snapshots import snapshot_log
+from gpuctl.cluster.storage.streams import StreamReader
 from tests.e2e.machine import Cluster
 
 PROBLEM = """
@@ -228,7 +229,7 @@ def curve() -> list[float]:
 
 def is_kept(cluster: Cluster, job: str) -> bool:
     """The bucket has all the files of the first node's folder, as they are, but for logs that are still open."""
-    running, newest = cluster.now(job), filesets.newest(cluster.bucket, job)
+    running, newest = cluster.now(job), snapshot_log.newest(cluster.bucket, job)
     if running is None or newest is None:
         return False
     folder = cluster.node_dir(running.members[0].node) / "jobs" / job / "checkpoints"

@@ -41,13 +41,15 @@ def test_commands_and_copies_happen_in_a_nodes_folder(cluster: Cluster) -> None:
 
     assert cluster.run("forward", "8000").stdout == f"http://{cluster.nodes()[rank0].address}:8000\n"
     assert not (cluster.state / "ssh").exists()
-    assert "there is no node 'node-9'; there are: 0 " in cluster.run("ssh", "node-9", code=2).stderr
+    assert "unknown node 'node-9'; there are: 0 " in cluster.run("ssh", "node-9", code=2).stderr
 
 
 def test_tensorboard_shows_a_job_and_ends_with_the_verb(cluster: Cluster) -> None:
     cluster.up("1")
     job = cluster.train(cluster.write("events.py", WRITES_EVENTS))
     cluster.wait_for_end(job)
+    later = cluster.train(cluster.write("nothing.py", "pass"))  # it has none
+    cluster.wait_for_end(later)
     with _forwarded(cluster, "tensorboard") as (process, url):
         runs = cluster.wait(lambda: _read(f"{url}/data/runs"), "TensorBoard to find the run")
         assert runs == ["000001-node-0"]
@@ -55,7 +57,7 @@ def test_tensorboard_shows_a_job_and_ends_with_the_verb(cluster: Cluster) -> Non
         assert len(tags) == 10
         assert _tensorboards(cluster)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE_S)[1] == "Ctrl-C ends it\n"
+        assert process.communicate(timeout=PATIENCE_S)[1] == f"TensorBoard of {job}\nCtrl-C to stop\n"
         assert process.returncode == 0
     assert _tensorboards(cluster) == []
 
@@ -87,7 +89,7 @@ def _read(url: str) -> list[str]:
 
 
 def _tensorboards(cluster: Cluster) -> list[str]:
-    from gpuctl.stacks.processes import marked_processes
+    from gpuctl.stacks.providers.processes import marked_processes
 
     words = [word for process in marked_processes(cluster.state / "local") for word in process.cmdline()]
     return [word for word in words if word in ("tensorboard.main", "gpuctl.bootstrap.tensorboard")]

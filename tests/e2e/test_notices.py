@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuctl.bootstrap.identity import Identity
+from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.cluster import layout
-from gpuctl.cluster.records import NodeExit, decode
-from gpuctl.stacks import processes
+from gpuctl.cluster.records.codec import decode
+from gpuctl.cluster.records.rounds import NodeExit
+from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
 from tests.e2e.scripts import COUNTING
-from tests.metadata import PROVIDERS, Provider, Service, event_id
+from tests.fakes.metadata import PROVIDERS, Provider, Service, event_id
 
 
 @pytest.fixture(params=PROVIDERS)
@@ -29,7 +30,7 @@ def _hand_over(cluster: Cluster, node: str, service: Service, root: Path) -> Non
     """From now on this node's agent is one on a machine of a cloud. Both nodes live afterwards."""
     cluster.kill(node)
     path = cluster.node_dir(node) / "identity.json"
-    identity = decode(path.read_bytes(), Identity, str(path))
+    identity = decode(path.read_bytes(), NodeIdentity, str(path))
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(identity, provider=service.provider, root=str(root))))
     cluster.env["GPUCTL_METADATA"] = service.url
     cluster.up("1:2")

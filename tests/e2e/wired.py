@@ -14,11 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpuctl.bootstrap.identity import Identity
+from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.cluster import layout
-from gpuctl.cluster.records import ClusterSpec, encode
-from gpuctl.stacks import processes
-from gpuctl.stacks.known import KnownCluster
+from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.codec import encode
+from gpuctl.stacks.providers import processes
+from gpuctl.stacks.state.clusters import KnownCluster
 from tests.bench.network import Network, entering, is_possible, namespace
 from tests.e2e.machine import Cluster
 
@@ -55,7 +56,7 @@ class WiredCluster(Cluster):
         folder = self.node_dir(f"node-{number}")
         folder.mkdir(parents=True)
         env = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0", "OMP_NUM_THREADS": "1"}
-        identity = Identity(node=folder.name, address=self.net.address(number), bucket=self.bucket.url, env=env)
+        identity = NodeIdentity(node=folder.name, address=self.net.address(number), bucket=self.bucket.url, env=env)
         (folder / "identity.json").write_bytes(msgspec.json.encode(identity))
         with (folder / "agent.log").open("wb") as output:
             self._agents.append(

@@ -23,19 +23,21 @@ import msgspec
 import pytest
 
 from gpuctl.bootstrap.node_spec import Host, NodeSpec
-from gpuctl.bootstrap.user_data import render
+from gpuctl.bootstrap.user_data.render import render
 from gpuctl.cluster import layout
-from gpuctl.cluster.bucket import Bucket, open_bucket
-from gpuctl.cluster.ledger import Ledger
-from gpuctl.cluster.records import BootReport, ClusterSpec, Rank0, decode, encode
-from gpuctl.stacks import package
-from gpuctl.stacks.known import KnownCluster
+from gpuctl.cluster.agreement import ledgers
+from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.codec import decode, encode
+from gpuctl.cluster.records.nodes import BootReport
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.stacks.providers import node_package
+from gpuctl.stacks.state.clusters import KnownCluster
 from tests.e2e.machine import PATIENCE_S, Cluster
+from tests.fakes.metadata import Provider, Service
+from tests.fakes.stores import s3
 from tests.machines import root
 from tests.machines.machine import Machine
 from tests.machines.network import HOST, METADATA, Network
-from tests.metadata import Provider, Service
-from tests.stores import s3
 
 T = TypeVar("T")
 
@@ -122,7 +124,7 @@ class Cloud(Cluster):
             cluster=self.name,
             provider=host,
             bucket=self.bucket_url,
-            package=package.publish(self.bucket, root.EXTRAS),
+            package=node_package.publish(self.bucket, root.EXTRAS),
             region="us-east-1",
             env={
                 "PIP_NO_INDEX": "1",
@@ -214,7 +216,7 @@ class Cloud(Cluster):
 
     def rank0(self) -> str:
         """By the ledger: what was lost has left its heartbeat behind."""
-        return self.wait(lambda: Ledger(self.bucket, layout.RANK0, Rank0).read().value, "a rank 0").node
+        return self.wait(lambda: ledgers.lease(self.bucket).read().value, "a rank 0").node
 
     def booted(self, instance: Instance) -> BootReport | None:
         """What its boot has told the bucket so far."""

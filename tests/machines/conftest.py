@@ -66,7 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     packages.build(served / "apt")
     with ExitStack() as stack:
         network = stack.enter_context(Network())
-        s3 = stack.enter_context(program(network.inside(sys.executable, "-m", "tests.stores.s3", HOST)))
+        s3 = stack.enter_context(program(network.inside(sys.executable, "-m", "tests.fakes.stores.s3", HOST)))
         files = stack.enter_context(program(network.inside(*_file_server(served))))
         port, index = _port(s3, r"^(\d+)$"), _port(files, r"port (\d+)")
         url = f"http://{HOST}:{index}"

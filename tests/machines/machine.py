@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.machines.network import HOST, Network
+from tests.machines.dhcp import mac_of
+from tests.machines.network import Network
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _REBOOTED = 133
@@ -242,7 +243,7 @@ def _network_files(name: str, address: str) -> dict[str, str]:
         "/etc/hostname": f"{name}\n",
         "/etc/hosts": f"127.0.0.1 localhost\n{address} {name}\n",
         "/etc/systemd/network/10-host0.network": (
-            f"[Match]\nName=host0\n[Network]\nAddress={address}/24\nGateway={HOST}\n"
+            f"[Match]\nName=host0\n[Link]\nMACAddress={mac_of(address)}\n[Network]\nDHCP=ipv4\n"
             # Else a machine that was frozen wakes to a cable out and in again, which costs it now and then its route.
             "LinkLocalAddressing=no\nIPv6AcceptRA=no\nIgnoreCarrierLoss=yes\n"
         ),

@@ -1,7 +1,8 @@
 """A network of a test's own: a bridge in a network namespace that no file names, so that it ends with its processes.
 
 Whoever starts something in it says so with ``inside``; sockets of this very process get into it with ``within``.
-Machines hang on the bridge by ``vb-<name>`` (systemd-nspawn makes that end) and have it as ``host0``.
+Machines hang on the bridge by ``vb-<name>`` (systemd-nspawn makes that end) and have it as ``host0``; their addresses
+come by DHCP.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+from tests.machines import dhcp
+from tests.paths import ROOT
 
 T = TypeVar("T")
 
@@ -53,10 +57,12 @@ class Network:
             ),
         ):
             self.run(*command.split())
+        self._dhcp = self.within(lambda: dhcp.listening(BRIDGE))
+        dhcp.serve(self._dhcp, HOST)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for door in self._doors:
+        for door in (*self._doors, self._dhcp):
             door.close()
         self._holder.kill()
         self._holder.communicate()
@@ -174,7 +180,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 def program(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """A server of the network, killed at the end."""
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2], env=os.environ
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ
     ) as process:
         try:
             yield process

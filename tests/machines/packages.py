@@ -1,7 +1,7 @@
 """A small apt repository with stand-ins for NVIDIA's packages, by their real names: no index that tests use has those.
 
 They bring the programs that the boot's steps call, which answer as on a machine with eight GPUs of 40 GB; nvidia-ctk
-fails the first two times that it is called.
+fails the first two times that it is to list the devices.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
+
+from tests.machines.root import PYTHON as PYTHON_VERSION
 
 SMI = """#!/bin/sh
 each() { for index in 0 1 2 3 4 5 6 7; do eval "echo \\"$1\\""; done; }
@@ -23,14 +25,23 @@ case "$*" in
 esac
 """
 CTK = """#!/bin/sh
+test "$1" = cdi || exit 0
 echo "$*" >> /var/lib/nvidia-ctk.calls
 test "$(wc -l < /var/lib/nvidia-ctk.calls)" -gt 2 || { echo "the driver is not ready yet" >&2; exit 1; }
 """
+PYTHON = """#!/bin/sh
+case "$*" in *libcuda*) echo "cuda 0 8" ;; *) exec /usr/bin/python3 "$@" ;; esac
+"""
+"""For the gate, which asks CUDA how many GPUs it sees."""
+MODINFO = "#!/bin/sh\necho 580.95.05\n"
 _MODPROBE = '#!/bin/sh\ntest "$1" = nvidia || exec /usr/sbin/modprobe "$@"\n'
 
 PACKAGES = {
     f"linux-headers-{os.uname().release}": {},
-    "nvidia-open": {"usr/bin/nvidia-smi": SMI, "usr/local/sbin/modprobe": _MODPROBE},
+    "nvidia-open": {"usr/bin/nvidia-smi": SMI, "usr/local/sbin/modprobe": _MODPROBE, "usr/local/bin/python3": PYTHON},
+    "gcc": {"usr/bin/gcc": "#!/bin/sh\n"},
+    "libc6-dev": {},
+    f"python{PYTHON_VERSION}-dev": {f"usr/include/python{PYTHON_VERSION}/Python.h": ""},
     "nvidia-container-toolkit": {"usr/bin/nvidia-ctk": CTK},
 }
 

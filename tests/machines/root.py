@@ -5,6 +5,8 @@ Layers for an overlay, which nobody writes into again::
     ~/.cache/gpuctl-tests/root-<digest>        what mmdebstrap makes of PACKAGES, and SETTINGS
     ~/.cache/gpuctl-tests/wheels-<digest>      all that gpuctl needs there, as this machine's package index has it
     ~/.cache/gpuctl-tests/venv-<digest>        those installed in /opt/gpuctl/venv
+    ~/.cache/gpuctl-tests/plain-<digest>       a Debian for an image or a chroot: no init system, no network
+    ~/.cache/gpuctl-tests/debs-<digest>        what the boot's steps ask of a Debian, as a repository without a network
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from gpuctl.cluster import distribution
+from tests.machines.chroot import Chroot
+from tests.paths import ROOT
+
 SUITE, PYTHON = "bookworm", "3.11"
 VENV = "/opt/gpuctl/venv"
 EXTRAS = ("demo",)
@@ -47,21 +52,26 @@ MASKED = ("systemd-firstboot.service", *(f"podman{part}.service" for part in (""
 ENABLED = ("systemd-networkd.service", "ssh.service")
 
 
+_DOWNLOAD = """
+    set -e
+    cat /run/resolv.conf > /etc/resolv.conf
+    apt-get -q update
+    for name; do shift; ! apt-cache show --quiet=2 "$name" > /dev/null 2>&1 || set -- "$@" "$name"; done
+    set -- -o Dir::Cache::archives=/debs -o APT::Sandbox::User= --no-install-recommends --download-only install "$@"
+    apt-get -q -y "$@"
+    rm -rf /debs/lock /debs/partial
+"""
+
+
 class CannotMake(Exception):
     """What this machine lacks for making the file systems; the tests skip with it."""
 
 
-def debian() -> Path:
+def debian(suite: str = SUITE) -> Path:
     """The layer with Debian in it. Raises ``CannotMake``."""
 
     def make(folder: Path) -> None:
-        _run(
-            ["mmdebstrap", "--variant=minbase", "--mode=root", f"--include={','.join(PACKAGES)}"]
-            + ["--aptopt=Acquire::Languages none"]
-            + [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "info")]
-            + [SUITE, str(folder)],
-            timeout_s=900,
-        )
+        _bootstrap(suite, PACKAGES, folder)
         for name, text in SETTINGS.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,17 +82,45 @@ def debian() -> Path:
         for key in (folder / "etc/ssh").glob("ssh_host_*"):  # cloud-init makes each machine its own
             key.unlink()
 
-    return _cached("root", repr((SUITE, PACKAGES, SETTINGS, MASKED, ENABLED)), make)
+    return _cached("root", repr((suite, PACKAGES, SETTINGS, MASKED, ENABLED)), make)
 
 
-def wheels() -> Path:
+def plain(suite: str, *packages: str) -> Path:
+    """A Debian of nothing but what each has, and ``packages``. Raises ``CannotMake``."""
+    return _cached("plain", repr((suite, packages)), lambda folder: _bootstrap(suite, packages, folder))
+
+
+def debs(below: Path, wanted: Sequence[str]) -> Path:
+    """A flat repository for the Debian ``below``: of ``wanted``, those that it has, and all that they depend on there.
+    Raises ``CannotMake``."""
+
+    def make(folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            chroot = Chroot(Path(place), [below], {"/debs": folder, "/run/resolv.conf": Path("/etc/resolv.conf")})
+            try:
+                chroot.run("sh", "-c", _DOWNLOAD, "sh", *wanted, network=True, timeout_s=900)
+            except subprocess.SubprocessError as error:
+                raise CannotMake(f"apt-get failed: {getattr(error, 'stdout', error)}") from error
+        entries = []
+        for path in sorted(folder.glob("*.deb")):
+            control = subprocess.run(["dpkg-deb", "--field", path], check=True, timeout=60, stdout=subprocess.PIPE)
+            data = path.read_bytes()
+            digest = hashlib.sha256(data).hexdigest()
+            entries.append(f"{control.stdout.decode()}Filename: ./{path.name}\nSize: {len(data)}\nSHA256: {digest}\n")
+        (folder / "Packages").write_text("\n".join(entries))
+
+    return _cached("debs", repr((below.name, tuple(wanted), _DOWNLOAD)), make)
+
+
+def wheels(python: str = PYTHON, extras: Sequence[str] = ("train", *EXTRAS)) -> Path:
     """A folder with a wheel of each package that gpuctl needs on a node. Raises ``CannotMake``."""
+    needed = _needed(extras)
 
     def make(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), "--only-binary=:all:"]
-        _run([*pip, "--python-version", PYTHON, "-c", str(REPOSITORY / "constraints.txt"), *_needed()], timeout_s=1500)
+        _run([*pip, "--python-version", python, "-c", str(ROOT / "constraints.txt"), *needed], timeout_s=1500)
 
-    return _cached("wheels", repr((PYTHON, _needed(), (REPOSITORY / "constraints.txt").read_text())), make)
+    return _cached("wheels", repr((python, needed, (ROOT / "constraints.txt").read_text())), make)
 
 
 def furnished() -> list[Path]:
@@ -115,10 +153,21 @@ def furnished() -> list[Path]:
     return [_cached("venv", f"{below.name} {source.name} {VENV}", make) / "upper", below]
 
 
-def _needed() -> list[str]:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    extras = [need for extra in ("train", *EXTRAS) for need in project["optional-dependencies"][extra]]
-    return sorted({need for need in (*project["dependencies"], *extras) if not need.startswith("gpuctl[")})
+def _bootstrap(suite: str, packages: Sequence[str], folder: Path) -> None:
+    _run(
+        ["mmdebstrap", "--variant=minbase", "--mode=root", f"--include={','.join(packages)}"]
+        + ["--aptopt=Acquire::Languages none"]
+        + [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "info")]
+        + [suite, str(folder)],
+        timeout_s=900,
+    )
+
+
+def _needed(extras: Sequence[str] = ("train", *EXTRAS)) -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    more = [need for extra in extras for need in project["optional-dependencies"][extra]]
+    own = f"{distribution.NAME}["
+    return sorted({need for need in (*project["dependencies"], *more) if not need.startswith(own)})
 
 
 def _cached(kind: str, recipe: str, make: Callable[[Path], None]) -> Path:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.scripts import COUNTING
+from tests.fakes.metadata import Provider
 from tests.machines.cloud import Cloud, Instance, Site
 from tests.machines.machine import Machine
-from tests.metadata import Provider
 
 IDLE_MINUTES = 0.2
 pytestmark = pytest.mark.timeout(400)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuctl.cluster.records import Round
+from gpuctl.cluster.records.rounds import Round
 from tests.e2e.scripts import COUNTING
 from tests.machines.cloud import Cloud, Instance, Site
 from tests.machines.network import HOST

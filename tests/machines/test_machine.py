@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.machines.cloud import Site
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 BOOTS_ONE = """
 import sys, time
 from pathlib import Path

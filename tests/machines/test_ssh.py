@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.cluster.bucket import Bucket, open_bucket
-from tests import sshd
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from tests.e2e.machine import Cluster
+from tests.fakes import sshd
+from tests.fakes.stores import s3
 from tests.machines.cloud import Cloud, Site
 from tests.machines.machine import Machine
 from tests.machines.network import HOST
-from tests.stores import s3
 
 SECRET = "not to be seen"
 TRACES = (
@@ -116,6 +116,7 @@ def lab(site: Site, tmp_path: Path) -> Iterator[Lab]:
         made.end()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_machines_of_a_lab_become_a_cluster_train_and_are_left_as_they_were(lab: Lab) -> None:
@@ -207,7 +208,7 @@ def test_a_rented_machine_is_known_by_the_host_keys_that_its_boot_put_into_the_b
 
     instance.machine.run("sh", "-c", "rm /etc/ssh/ssh_host_* && ssh-keygen -A && systemctl restart ssh")
     refused = cloud.run("exec", "--", "true", code=1)
-    assert refused.stderr.startswith(f"error: {instance.id} shows another host key than the one in the bucket")
+    assert refused.stderr.startswith(f"error: {instance.id} presents a different host key than the one in the bucket")
     assert refused.stderr.count("\n") == 1
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 
-from gpuctl.cluster.records import Round
+from gpuctl.cluster.records.rounds import Round
 from tests.machines.cloud import Cloud, slowness
+from tests.paths import ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 STEPS = 300
 COMMITTED_WITHIN_S = 2.0
 
@@ -36,6 +36,7 @@ def round_of(cloud: Cloud, job: str, nodes: int, after: int = 0) -> Round | None
     return now if now and now.phase == "run" and len(now.members) == nodes and now.number > after else None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_a_notice_becomes_an_agreed_checkpoint_and_the_replacement_goes_on_with_the_same_result(cloud: Cloud) -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.stacks import google
+from tests.fakes.aws.api import amazon
+from tests.fakes.aws.user import Account
+from tests.fakes.gcp import api
+from tests.fakes.pulumi import cli
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    real = cli.real()
+    used = f"the real CLI, {real}" if real else "a stand-in for its CLI (there is no pulumi on PATH)"
+    terminalreporter.write_line(f"Pulumi: clusters are rented by {used}")
 
 
 @pytest.fixture
@@ -28,11 +37,31 @@ def aws_account(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[google.Google]:
+def pulumi_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in, with plug-ins."""
+    monkeypatch.setenv("PATH", f"{cli.install(tmp_path / 'bin')}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[api.Google]:
     """Of Google Cloud, empty, with a service account's credentials and nothing from the home of whoever runs this."""
     for name in [name for name in os.environ if name.startswith(("CLOUDSDK_", "GCLOUD_"))]:
         monkeypatch.delenv(name)
-    with google.serving() as server:
-        for name, value in google.environment(server, tmp_path).items():
+    with api.serving() as server:
+        for name, value in api.environment(server, tmp_path).items():
             monkeypatch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def account(aws_account: None, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    del aws_account
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
+    without: list[str] = []
+    vcpus = [384]
+    denied: set[str] = set()
+    with (
+        amazon(s3_endpoint, without, vcpus, denied) as endpoint,
+        Account(tmp_path, endpoint, without, vcpus, denied) as account,
+    ):
+        yield account

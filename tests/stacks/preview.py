@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from gpuctl.stacks.machines import CLOUDS, CloudName
-from gpuctl.stacks.planning import Plan
-from tests.stacks.samples import asked, planned
+from gpuctl.stacks.catalog.instance_types import CLOUDS, CloudName
+from gpuctl.stacks.plan.planner import Plan
+from tests.fakes.requests import asked, planned
 
 GOLDENS = Path(__file__).with_name("goldens")
 RENEW = "if that is what it should be: make preview RENEW=1"

@@ -6,7 +6,6 @@ import json
 import runpy
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,11 +14,11 @@ import pytest
 import yaml
 from pulumi.runtime.config import set_all_config
 
-from gpuctl.stacks.machines import CLOUDS, CloudName
-from gpuctl.stacks.planning import Resource, recorded
-from tests.stacks.samples import asked, planned
+from gpuctl.stacks.catalog.instance_types import CLOUDS, CloudName
+from gpuctl.stacks.plan.planner import PlannedResource, recorded
+from tests.fakes.requests import asked, planned
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MAIN = ROOT / yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["main"]
 EXAMPLE = yaml.safe_load((ROOT / "examples" / "stack.yaml").read_text())["config"]["gpuctl:request"]
 
@@ -55,10 +54,10 @@ def test_numbers_may_be_text_as_pulumis_own_command_writes_them() -> None:
     ("configuration", "message"),
     [
         ({}, "the stack's configuration has no gpuctl:request; examples/stack.yaml shows one"),
-        ({"gpuctl:request": "{"}, "gpuctl:request is no request: Input data was truncated"),
+        ({"gpuctl:request": "{"}, "gpuctl:request is not a valid request: Input data was truncated"),
         ({"gpuctl:request": json.dumps({**EXAMPLE, "nodes": 4})}, "unknown field `nodes`"),
-        ({"gpuctl:request": json.dumps({**EXAMPLE, "type": "p4d.24"})}, "'p4d.24' is no instance type of aws"),
-        ({"gpuctl:request": json.dumps({**EXAMPLE, "zones": []})}, "no zone of us-east-1 is named"),
+        ({"gpuctl:request": json.dumps({**EXAMPLE, "type": "p4d.24"})}, "unknown instance type 'p4d.24' on aws"),
+        ({"gpuctl:request": json.dumps({**EXAMPLE, "zones": []})}, "no zone in us-east-1 is set"),
     ],
 )
 def test_a_configuration_that_is_none_is_one_line(configuration: dict[str, str], message: str) -> None:
@@ -69,7 +68,7 @@ def test_a_configuration_that_is_none_is_one_line(configuration: dict[str, str],
     assert "\n" not in str(refused.value)
 
 
-def _run(request: Any) -> list[Resource]:
+def _run(request: Any) -> list[PlannedResource]:
     set_all_config({"gpuctl:request": json.dumps(request)})
     return recorded(_main, "demo")
 

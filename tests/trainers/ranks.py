@@ -21,11 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuctl.trainers.launch import die_with_parent
+from gpuctl.trainers.launchers.torchrun import die_with_parent
 
 _FORKING = multiprocessing.get_context("forkserver")
 # pytest is the main module of this process, which each child imports; an optimizer's first step imports torch._dynamo.
-_FORKING.set_forkserver_preload(["pytest", "gpuctl.trainers.trainer", "torch._dynamo", "tests.trainers.bodies"])
+_FORKING.set_forkserver_preload(
+    ["pytest", "gpuctl.trainers.trainer", "torch._dynamo", "tests.trainers.rank_scripts.checkpointing"]
+)
 
 Body = Callable[..., Any]
 """What each rank runs: a function of a module, called with the arguments given."""
@@ -49,6 +51,7 @@ class Ranks:
         self._ranks: list[tuple[ForkServerProcess, Connection]] = []
         for rank in range(world):
             told = {
+                "CUDA_VISIBLE_DEVICES": "",  # more ranks than GPUs, and tests compare with what a CPU computes
                 **(env or {}),
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),

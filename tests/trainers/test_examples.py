@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainers.noticed import until
+from tests.paths import ROOT
+from tests.waiting import until
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 PYTHON = (sys.executable,)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -42,6 +43,7 @@ def steps_in(metrics: Path) -> list[int]:
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_digits_goes_on_under_torchrun_where_python_left_off(tmp_path: Path) -> None:
     place = ("--checkpoints", tmp_path / "kept", "--checkpoint-every", 20)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
@@ -60,7 +62,7 @@ def test_charlm_is_asked_to_stop_and_goes_on_under_torchrun(tmp_path: Path) -> N
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     with begin(PYTHON, "charlm.py", *place, metrics=first) as process:
         try:
-            until(lambda: first.exists() and len(steps_in(first)) >= 3)
+            until(lambda: first.exists() and len(steps_in(first)) >= 3, "three steps")
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         finally:

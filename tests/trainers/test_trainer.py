@@ -16,16 +16,17 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from gpuctl import Retention
-from gpuctl.cluster import checkpoints
-from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.agreement import ledgers
+from gpuctl.cluster.checkpoints import listing
 from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.ledger import Ledger
-from gpuctl.cluster.records import CheckpointLog
-from gpuctl.cluster.worker import DRAINED, METRICS, PROGRESS, WorkerContext
-from tests.trainers import fitting
-from tests.trainers.bodies import same
-from tests.trainers.fitting import Killing, Listed, Waiting, network, records, trainer, until
+from gpuctl.cluster.records.checkpoints import CheckpointIndex
+from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.cluster.worker_context import DRAINED, METRICS, PROGRESS, WorkerContext
+from tests.trainers.rank_scripts import fitting
+from tests.trainers.rank_scripts.checkpointing import same
+from tests.trainers.rank_scripts.fitting import Killing, Listed, Waiting, network, records, trainer
 from tests.trainers.ranks import Ranks, run
+from tests.waiting import until
 
 
 def job_env(folder: Path, number: int) -> dict[str, str]:
@@ -72,7 +73,7 @@ def test_the_checkpoint_with_the_best_loss_can_be_kept(tmp_path: Path) -> None:
     options = {"checkpoints": place, "checkpoint_every": 37, "checkpoint_keep": keep, "steps": 40}
     run(2, fitting.fit, options, env={"GPUCTL_METRICS_FILE": str(file)})
     losses = {record["step"]: record["loss"] for record in records(file)}
-    log = Ledger(open_bucket(place), "ledger", CheckpointLog).read().value or CheckpointLog()
+    log = ledgers.checkpoints_in(open_bucket(place)).read().value or CheckpointIndex()
     told = {entry.step: entry.metrics["loss"] for entry in log.entries}
     assert losses[37] < losses[40], "the batch of step 37 is an easy one"
     assert told == {step: losses[step] for step in (37, 40)}
@@ -110,13 +111,13 @@ def test_noticed_at_any_moment_all_stop_at_one_step_and_the_run_ends_the_same(tm
     with Ranks(3, fitting.fit, options, 0.3, Waiting(100, str(go)), env=env) as ranks:
         for rank in chance.sample(range(3), 3):
             wanted = chance.randrange(1, 95)
-            until(partial(has_reached, progress, wanted))
+            until(partial(has_reached, progress, wanted), f"step {wanted}")
             ranks.send(rank, signal.SIGTERM)
         go.touch()
         ended = ranks.wait()
     assert [(end.code, end.value) for end in ended] == [(0, None)] * 3, [end.said for end in ended]
     assert len(list(progress.parent.glob(f"{DRAINED}.*"))) == 3
-    (entry,) = checkpoints.committed(open_bucket(f"file://{tmp_path}/bucket"), "job-1")
+    (entry,) = listing.committed(open_bucket(f"file://{tmp_path}/bucket"), "job-1")
     last = [record["step"] for record in records(progress.parent / METRICS)][-1]
     assert entry.step == last < 120
 
@@ -155,9 +156,10 @@ def test_a_finished_run_is_not_begun_again(tmp_path: Path) -> None:
     assert not file.exists() or file.read_text() == ""
 
 
-def test_metrics_tell_the_global_loss_and_progress_tells_every_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_metrics_tell_the_global_loss_and_progress_tells_every_step(tmp_path: Path, micro_batch: int | None) -> None:
     env = job_env(tmp_path, 1)
-    run(3, fitting.fit, {"log_every": 5, "steps": 12}, env=env)
+    run(3, fitting.fit, {"log_every": 5, "steps": 12, "micro_batch": micro_batch}, env=env)
     place = Path(env["GPUCTL_ROUND_DIR"])
     logged = list(records(place / METRICS))
     assert [record["step"] for record in logged] == [1, 5, 10, 12]
@@ -215,9 +217,9 @@ class Endless(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"data": Endless()}, "Endless cannot be asked for its n-th sample.*use a map-style data set"),
+        ({"data": Endless()}, "Endless cannot be indexed.*use a map-style data set"),
         ({"global_batch": 42}, "global_batch=42 does not fit a data set of 41 samples"),
-        ({"precision": "fp8"}, "precision 'fp8' is none; use one of fp32, bf16, fp16"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'; use one of fp32, bf16, fp16"),
         ({"micro_batch": 0}, "micro_batch=0 is not a number of samples or steps; use 1 or more"),
         ({"log_every": 0}, "log_every=0 is not a number of samples or steps; use 1 or more"),
     ],
@@ -228,7 +230,7 @@ def test_what_cannot_be_trained_is_refused(options: dict[str, Any], said: str) -
 
 
 def test_no_samples_have_no_mean() -> None:
-    with pytest.raises(BadInput, match="without samples has no mean"):
+    with pytest.raises(BadInput, match="the data set is empty"):
         trainer(network()).evaluate(fitting.samples(0), lambda output, _: output[:, 0])
 
 

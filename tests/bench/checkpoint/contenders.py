@@ -17,8 +17,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from gpuctl import Checkpointer
-from gpuctl.cluster import commits
-from gpuctl.cluster.bucket import open_bucket
+from gpuctl.cluster.agreement import ledgers
+from gpuctl.cluster.checkpoints import commit_log
+from gpuctl.cluster.checkpoints.manifest import blocks_of, digest
+from gpuctl.cluster.storage.bucket import open_bucket
 from tests.bench.checkpoint.storage import Place
 from tests.bench.checkpoint.weights import Weights
 
@@ -43,7 +45,7 @@ class Contender(Protocol):
     def restore(self) -> None:
         """What was saved last, into ``model``."""
 
-    def tidy(self) -> None:
+    def delete_unneeded(self) -> None:
         """Delete all that was saved."""
 
 
@@ -70,19 +72,20 @@ class Ours:
         if self._checkpointer.restore({"model": self.model}) is None:
             raise RuntimeError("there is no checkpoint to restore")
 
-    def tidy(self) -> None:
+    def delete_unneeded(self) -> None:
         store = open_bucket(self._place.url)
-        log = commits.ledger_of(store).read().value
+        log = ledgers.checkpoints_in(store).read().value
         if log is not None:
-            commits.remove(store, {entry.path for entry in log.entries})
+            commit_log.remove(store, {entry.path for entry in log.entries})
 
     def _made(self) -> Checkpointer:
         return Checkpointer(self._place.url, keep=None)
 
 
 class Raw:
-    """The bytes alone: no copy, no digest, nothing that says where they belong. Parts by ``threads`` threads, one
-    request each unless ``multipart``. What it reads it drops."""
+    """The bytes alone: no copy, nothing that says where they belong. Parts by ``threads`` threads, one request each
+    unless ``multipart``. What it reads it hashes as ours does, and drops; it reads as a process that was just started,
+    by a client without connections."""
 
     def __init__(self, model: Weights, place: Place, part_bytes: int, threads: int, *, multipart: bool = False) -> None:
         self.model = model
@@ -101,13 +104,19 @@ class Raw:
         self._each(lambda n: obstore.put(self._store, self._key(n), self._parts[n], use_multipart=self._multipart))
 
     def read(self) -> None:
-        self._each(lambda number: len(obstore.get(self._store, self._key(number)).bytes()))
+        self._store = self._place.store()
+        self._each(self._hash)
 
     def restore(self) -> None:
         self._each(self._copy)
 
-    def tidy(self) -> None:
+    def delete_unneeded(self) -> None:
         self._place.clear()
+
+    def _hash(self, number: int) -> None:
+        data = memoryview(obstore.get(self._store, self._key(number)).bytes())
+        for low, high in blocks_of(len(data)):
+            digest(data[low:high])
 
     def _copy(self, number: int) -> None:
         self._parts[number][:] = memoryview(obstore.get(self._store, self._key(number)).bytes())
@@ -160,7 +169,7 @@ class Fsspec:
         dcp.load(state, storage_reader=self._made(self._reader), process_group=self._group)
         self.model.load_state_dict(state["model"])
 
-    def tidy(self) -> None:
+    def delete_unneeded(self) -> None:
         self._place.clear()
 
     def _staged(self) -> BlockingAsyncStager:
@@ -208,7 +217,7 @@ class Boto:
         self._buffer.seek(0)
         self.model.load_state_dict(torch.load(self._buffer)["model"])
 
-    def tidy(self) -> None:
+    def delete_unneeded(self) -> None:
         self._place.clear()
 
 
@@ -242,7 +251,7 @@ class HostCopy:
             for copy, parameter in zip(self._copies, self.model.parameters(), strict=True):
                 parameter.copy_(copy)
 
-    def tidy(self) -> None: ...
+    def delete_unneeded(self) -> None: ...
 
 
 class _Open:

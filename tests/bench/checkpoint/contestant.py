@@ -43,7 +43,7 @@ class Contestant:
         self._contender.finish()
         took = time.perf_counter() - began
         if not keep:
-            self._contender.tidy()
+            self._contender.delete_unneeded()
         return blocked, took
 
     def read(self) -> float:

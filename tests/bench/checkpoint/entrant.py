@@ -15,11 +15,11 @@ from typing import Any
 
 from obstore.exceptions import BaseError
 
-from gpuctl.stacks import processes
+from gpuctl.stacks.providers import processes
 from tests.bench.checkpoint import s3fs_folder
 from tests.bench.checkpoint.contenders import DCP, DCP_ASYNC
 from tests.bench.checkpoint.storage import Place
-from tests.bench.steplog import TookTooLong
+from tests.waiting import TookTooLong
 
 _ROOT = Path(__file__).resolve().parents[3]
 _SCRIPT = Path(__file__).with_name("contestant.py")

@@ -3,7 +3,7 @@
     python tests/bench/checkpoint/main.py [--only ROW ...] [--runs N] [--fast] [--list]
 
 Prints the table, writes ``build/bench-checkpoint.json``, and exits 0: a bar that was missed is only marked so. See
-``docs/benchmarks.md``.
+``docs/internals/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
             "gil_stall": lambda settings: gil_stall(field, settings),
             "memory": lambda settings: memory(field, settings),
             "four_ranks": lambda settings: four_ranks(field, settings),
-            "survivors": lambda settings: survivors(field, settings),
+            "survivors": survivors,
         }
         options = session.parsed(__doc__, rows, ROOT / "build" / "bench-checkpoint.json", fast_runs=1)
         code = session.run(options, rows)

@@ -2,6 +2,8 @@
 parts, and again for each range that is read. Without that it would be the large objects' multipart references that are
 measured, and moto's copies in them.
 
+python tests/bench/checkpoint/server.py ADDRESS
+
 Prints its pid and its port. Ends with its parent, whose end closes its standard input.
 """
 
@@ -26,7 +28,7 @@ from tests.bench.checkpoint import memory_guard
 _MOST_BYTES = 12 << 30
 
 
-def main() -> None:
+def main(address: str) -> None:
     memory_guard.go_first()
     memory_guard.limit(_MOST_BYTES)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -35,7 +37,7 @@ def main() -> None:
     key.dispose = _dispose
     upload: Any = models.FakeMultipart
     upload.complete = _complete
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     print(os.getpid(), server.get_host_and_port()[1], flush=True)
     sys.stdin.read()
@@ -69,4 +71,4 @@ def _complete(upload: Any, body: Iterator[tuple[int, str]]) -> tuple[bytes, str,
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -109,7 +109,7 @@ def _in_flight(contender: Contender, step: int) -> Iterator[Callable[[], bool]]:
         thread.join()
     if errors:
         raise errors[0]
-    contender.tidy()
+    contender.delete_unneeded()
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import Any
 import obstore
 from obstore.store import S3Store
 
-from tests.stores import s3
-from tests.stores.serving import started
+from tests.fakes.stores import s3
+from tests.fakes.stores.serving import started
 
 _SERVER = Path(__file__).with_name("server.py")
 _WARM = ["MALLOC_ARENA_MAX=1", "MALLOC_MMAP_THRESHOLD_=33554432", "MALLOC_TRIM_THRESHOLD_=20000000000"]
@@ -98,11 +98,11 @@ class Server:
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
-    command = ["env", *_WARM, _IN_MEMORY, sys.executable, str(_SERVER)]
+def serving(address: str = "127.0.0.1") -> Iterator[Server]:
+    command = ["env", *_WARM, _IN_MEMORY, sys.executable, str(_SERVER), address]
     with started(command, r"^(\d+ \d+)$") as answer:
         pid, port = answer.split()
-        server = Server(int(pid), f"http://127.0.0.1:{port}")
+        server = Server(int(pid), f"http://{address}:{port}")
         s3.create(server.endpoint, server.bucket)
         yield server
 

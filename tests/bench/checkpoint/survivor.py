@@ -1,6 +1,6 @@
 """One rank of a job whose state is sharded (FSDP2), alone on its node.
 
-    torchrun --nproc-per-node N tests/bench/checkpoint/survivor.py TOLD SIZE RUNS
+    python tests/bench/checkpoint/survivor.py TOLD SIZE RUNS    # in the environment that torchrun would make
 
 ``TOLD`` is a JSON file: for each rank, the environment of its node in this round, by tier: "near" and "bucket". With 0
 ``RUNS`` it saves once. Else it restores so often from each in turn, and rank 0 writes ``TOLD``.times: seconds by tier.

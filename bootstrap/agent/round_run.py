@@ -1,0 +1,296 @@
+"""A node's part in one round: start the workers, ask them to stop, end them, and say how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpuctl.bootstrap.agent.worker_exits import NodeExitStatus, lost_checkpoint, rank_exit, verdict
+from gpuctl.bootstrap.jobs.old_jobs import UNSENT
+from gpuctl.bootstrap.jobs.workspace import JobWorkspace
+from gpuctl.bootstrap.launch.container_args import passed
+from gpuctl.bootstrap.launch.container_runtime import Containers
+from gpuctl.bootstrap.launch.interpreter import Ending, Interpreter, Launched
+from gpuctl.bootstrap.launch.memory import MemoryWatch
+from gpuctl.bootstrap.mirror.mirror import Mirror
+from gpuctl.bootstrap.monitors.stall import Activity, cpu_seconds
+from gpuctl.bootstrap.ports import PortPool
+from gpuctl.cluster.checkpoints.replica_layout import map_of
+from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.disk import full_disk
+from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
+from gpuctl.cluster.membership.rounds import CANCELLED, STALLED
+from gpuctl.cluster.records.nodes import TrainingProgress
+from gpuctl.cluster.records.rounds import NodeExit, RankExit, Round
+from gpuctl.cluster.worker_context import AWARE, DEADLINE, PROGRESS, STDERR_MARK, TIERS, WorkerContext
+from gpuctl.trainers.diagnostics.net_plugin import FABRICS, complaint, missing_in
+from gpuctl.trainers.launchers.descendants import catches_sigterm, end_marked
+from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure, needs_fresh
+
+_ALONE_S = 2.0
+"""For a launcher whose workers have ended to end as well, before a job that is over ends it."""
+
+
+class RoundRun:
+    """This node's workers in one round. Built when a round names this node; ``exit`` is set once its workers are gone
+    and the files they left under ``$GPUCTL_CHECKPOINT_DIR`` are in the bucket, and ``on_end`` is called.
+
+    The agent's loop drives it (``start``, ``ask_to_stop``, ``kill``); the end comes from another thread.
+    """
+
+    def __init__(
+        self,
+        round_: Round,
+        rank: int,
+        workspace: JobWorkspace,
+        context: WorkerContext,
+        mirror: Mirror,
+        clock: Clock,
+        on_end: Callable[[], None],
+        token: str = "",
+        fabric: str = "",
+    ) -> None:
+        """``fabric``: what the machines are sold with (see ``Promised``)."""
+        self.round = round_
+        self.rank = rank
+        self.context = context
+        self.exit: NodeExit | None = None
+        self._workspace = workspace
+        self._mirror = mirror
+        self._clock = clock
+        self._on_end = on_end
+        self._token = token
+        self._fabric = fabric if fabric in FABRICS and len(round_.members) > 1 else ""
+        self._launched: Launched | None = None
+        self._lock = threading.Lock()
+        self._killed = False
+        self._asked: set[int] = set()
+        self._give_up_at: float | None = None
+        self._no_workers_since: float | None = None
+        self._memory = MemoryWatch(self._workers)
+
+    @property
+    def log_dir(self) -> Path:
+        return self.context.round_dir / "logs"
+
+    @property
+    def base_rank(self) -> int:
+        """Global rank of the worker with local rank 0 here."""
+        return sum(member.nproc for member in self.round.members[: self.rank])
+
+    def is_of(self, round_: Round) -> bool:
+        return (round_.job, round_.number) == (self.round.job, self.round.number)
+
+    def start(
+        self, interpreter: Interpreter, containers: Containers, ports: PortPool, base_env: dict[str, str]
+    ) -> None:
+        """Launch in the background: the job's files may have to come first."""
+        listening = ports.take(self.round.master_port) if self.rank == 0 else None
+        threading.Thread(
+            target=self._start,
+            args=(interpreter, containers, listening, base_env),
+            name=f"run-{self.round.number}",
+            daemon=True,
+        ).start()
+
+    def ask_to_stop(self, round_: Round) -> None:
+        """Drain: SIGTERM to each worker that catches it, once; the others go on until the deadline.
+
+        Call it again on every turn of the loop: a worker that has only just started catches nothing yet. The end of the
+        job, cancelled or stalled, is for all of them.
+        """
+        is_end = round_.reason == CANCELLED or round_.reason.startswith(STALLED)
+        now = self._clock.monotonic()
+        if round_.reason == CANCELLED and self._launched is None:
+            self.kill()  # what it still waits for, such as its image, is not wanted any more
+        if self._give_up_at is None:
+            self._give_up_at = now + round_.drain_s
+            with contextlib.suppress(OSError):  # then they do not know, and do their best
+                (self.context.round_dir / DEADLINE).write_text(f"{self._give_up_at:.3f}")
+        workers = self._workers()
+        for pid in workers:
+            if pid not in self._asked and (is_end or self._listens(pid)):
+                self._asked.add(pid)
+                _signal(pid, signal.SIGTERM)
+        if workers or self._launched is None:
+            self._no_workers_since = None
+        elif self._no_workers_since is None:
+            self._no_workers_since = now
+        # A launcher without workers waits for those of other nodes, which may hang; there is nothing left here to save.
+        alone = self._no_workers_since is not None and now - self._no_workers_since > _ALONE_S
+        if now > self._give_up_at or (is_end and alone):
+            self.kill()
+
+    def kill(self) -> None:
+        """End all processes of this run at once. The end is still reported through ``on_end``."""
+        with self._lock:
+            self._killed = True
+            if self._launched:
+                self._launched.kill()
+        self._mirror.hurry()
+
+    def is_drainable(self) -> bool:
+        """All workers are up and catch SIGTERM, so a stop costs no step."""
+        workers = self._workers()
+        return len(workers) == self.round.members[self.rank].nproc and all(self._listens(pid) for pid in workers)
+
+    def progress(self) -> TrainingProgress | None:
+        """What the workers last said of themselves; ``None`` if they say nothing."""
+        try:
+            said = msgspec.json.decode((self.context.round_dir / PROGRESS).read_bytes().strip(b" \n\0"))
+            return msgspec.convert({**said, "job": self.round.job, "round": self.round.number}, TrainingProgress)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def activity(self) -> Activity | None:
+        """What the workers, with the processes they started, have done so far; ``None`` while there are none."""
+        workers = self._workers()
+        if not workers:
+            return None
+        progress = self.progress()
+        return Activity(len(workers), progress.step if progress else None, cpu_seconds(workers))
+
+    # -- in other threads ---------------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        interpreter: Interpreter,
+        containers: Containers,
+        listening: socket.socket | None,
+        base_env: dict[str, str],
+    ) -> None:
+        try:
+            if self.rank == 0 and listening is None:
+                self._end("stopped", [], "the port offered for this round is in use")
+                return
+            job = self._workspace.prepare()
+            if job.image:
+                containers.fetch(job.image, lambda: self._killed)
+                base_env = passed(base_env)
+            self._mirror.restore(job.env)
+            self._mirror.watch(self._workers)
+            self._memory.start()
+            spec = self._launch_spec(base_env, job.env)
+            fabric = "" if job.allow_tcp else self._fabric
+            if job.image:
+                folder, end = self._workspace.folder, self._gone_for_good
+                launched = containers.launch(job.image, spec, folder, listening, on_exit=end, fabric=fabric)
+            else:
+                _require(fabric, spec.env)
+                launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._gone_for_good)
+            with self._lock:
+                self._launched = launched
+                if self._killed:
+                    launched.kill()
+        except Fenced as error:
+            self._end("stopped", [], str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job must hear of it
+            self._end("failed", [], f"could not start: {error}")
+        finally:
+            if listening is not None:
+                listening.close()
+
+    def _launch_spec(self, base_env: dict[str, str], job_env: dict[str, str]) -> LaunchSpec:
+        member = self.round.members[self.rank]
+        for folder in (self.context.round_dir, self.context.checkpoint_dir, self.context.tensorboard_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._tell_of_tiers()
+        return LaunchSpec(
+            job=self.round.job,
+            round=self.round.number,
+            rank=self.rank,
+            nodes=len(self.round.members),
+            nproc=member.nproc,
+            address=member.address,
+            master_address=self.round.master_address,
+            master_port=self.round.master_port,
+            script=str(self._workspace.code / self._workspace.spec.script),
+            args=self._workspace.spec.args,
+            cwd=str(self._workspace.code),
+            env={**base_env, **job_env, **self.context.env()},
+            log_dir=str(self.log_dir),
+        )
+
+    def _tell_of_tiers(self) -> None:
+        places = map_of(self.round, self.rank, self._workspace.tier, self._token)
+        path = self.context.round_dir / TIERS
+        path.touch(mode=0o600)  # it has the cluster's token in it
+        path.write_bytes(msgspec.json.encode(places))
+
+    def _gone_for_good(self, ending: Ending) -> None:
+        """Elsewhere, since the last files may take their time: whoever calls this has the next launch to serve."""
+        threading.Thread(target=self._workers_gone, args=(ending,), name="run-end", daemon=True).start()
+
+    def _workers_gone(self, ending: Ending) -> None:
+        end_marked(lambda folder: folder == self.context.round_dir)
+        self._end(*verdict(ending, self.context.round_dir, self._memory, killed=self._killed, asked=bool(self._asked)))
+
+    def _end(self, status: NodeExitStatus, failures: Sequence[WorkerFailure], message: str = "", code: int = 1) -> None:
+        self._memory.stop()
+        lost = self._mirror.finish(whole=status in ("completed", "drained"))
+        lost = f"the last files in $GPUCTL_CHECKPOINT_DIR could not be saved: {lost}" if lost else ""
+        if lost and status == "completed":  # then what it was all for is not safe
+            status, message, lost, code = "failed", lost, "", CHECKPOINT_LOST
+        member = self.round.members[self.rank]
+        progress = self.progress()
+        why = lost_checkpoint(self.context.round_dir)
+        ranks = tuple(rank_exit(one, self.base_rank, self.log_dir, self._memory, self._clock, why) for one in failures)
+        if lost or code == CHECKPOINT_LOST:
+            with contextlib.suppress(OSError):
+                (self.context.round_dir / f"{UNSENT}.files").touch()
+        if lost:
+            self._tell_in_logs(f"{lost}; the next round starts from the previous ones")
+        if status == "failed" and (full := full_disk(self.context.round_dir)):
+            # Then no worker could write down what went wrong, and what it was is known.
+            message, ranks = full, ()
+        if message and not ranks:
+            ranks = (
+                RankExit(rank=self.base_rank, local_rank=0, exit_code=code, message=message, at=self._clock.time()),
+            )
+        self.exit = NodeExit(
+            job=self.round.job,
+            round=self.round.number,
+            node=member.node,
+            incarnation=member.incarnation,
+            status=status,
+            last_step=progress.step if progress else None,
+            ranks=ranks,
+            at=self._clock.time(),
+        )
+        self._on_end()
+
+    def _tell_in_logs(self, line: str) -> None:
+        """Among what the first worker here printed: the agent's own log goes with the machine."""
+        for path in sorted(self.log_dir.glob("*/attempt_0/0/stdout.log"))[:1]:
+            with contextlib.suppress(OSError), path.open("a") as file:
+                file.write(f"{STDERR_MARK.decode()}gpuctl: {line}\n")
+
+    def _listens(self, pid: int) -> bool:
+        """Whether a worker catches SIGTERM. Where the kernel does not tell, those count that said so themselves."""
+        if Path("/proc/self/status").exists():
+            return catches_sigterm(pid)
+        return len(list(self.context.round_dir.glob(f"{AWARE}.*"))) == self.round.members[self.rank].nproc
+
+    def _workers(self) -> list[int]:
+        """Pids of the workers: the launcher's children."""
+        return self._launched.workers() if self._launched else []
+
+
+def _require(fabric: str, env: dict[str, str]) -> None:
+    """Raises ``GpuctlError`` if there is a ``fabric`` and NCCL would go on over TCP."""
+    if fabric and (missing := missing_in(fabric, env)):
+        raise GpuctlError(complaint(fabric, missing, "on this node"))
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,8 @@
+"""Jobs on a node: their code, their images, their folders.
+
+Read in this order:
+
+- ``node_jobs``: what is prepared before a round needs it, and what is dropped once a job is over
+- ``workspace``: a job's folder
+- ``old_jobs``: when the folders of finished jobs are deleted
+"""

@@ -1,0 +1,100 @@
+"""Room on a node's disk: the folders of jobs that are over go, so that one that lives for months does not fill up.
+
+The newest three stay, for whoever wants to look at them (``gpuctl cp :jobs/JOB/…``); others stay for a day, or until
+the disk is 80 % full. What has not reached the bucket yet stays for a week, in case it is all there is of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.storage.interface import Store
+
+UNSENT = "unsent"
+"""In a round's folder while some of what it printed is not in the bucket; with a suffix, for other things."""
+_ENDED = "ended"
+"""In a job's folder, once it is known that the job is over: when that was."""
+_NEWEST = 3
+_KEPT_S = 24 * 3600.0
+_UNSENT_S = 7 * 24 * 3600.0
+_FULL = 0.8
+_EVERY_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    folder: Path
+    age_s: float
+    """Since its end."""
+    unsent: bool
+
+
+class OldJobs:
+    """Removes finished jobs' files from ``folder`` when the disk fills up. ``used`` tells how full its disk is, from 0
+    to 1."""
+
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        clock: Clock,
+        say: Callable[[str], None],
+        used: Callable[[Path], float] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._store = store
+        self._clock = clock
+        self._say = say
+        self._used = used or _used
+        self._swept_at: float | None = None
+        self._busy = threading.Lock()
+
+    def sweep_soon(self, unfinished: Collection[str], *, has_news: bool) -> None:
+        """Sweep in the background, if a job has ended (``has_news``) or an hour has passed."""
+        now = self._clock.monotonic()
+        if has_news or self._swept_at is None or now - self._swept_at > _EVERY_S:
+            self._swept_at = now
+            threading.Thread(target=self.sweep, args=(frozenset(unfinished),), name="old-jobs", daemon=True).start()
+
+    def sweep(self, unfinished: Collection[str]) -> None:
+        """Remove what may go now. Without an answer from the bucket, nothing does."""
+        with self._busy:
+            try:
+                old = sorted(self._over(unfinished), key=lambda one: one.age_s)
+            except (GpuctlError, OSError):
+                return
+            for one in reversed(old[_NEWEST:]):  # the oldest first
+                if self._may_go(one):
+                    self._say(f"removing the files of finished job {one.folder.name}")
+                    shutil.rmtree(one.folder, ignore_errors=True)
+
+    def _over(self, unfinished: Collection[str]) -> list[_Old]:
+        found = []
+        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+            ended = folder / _ENDED
+            if folder.name in unfinished or not folder.is_dir():
+                continue
+            if not ended.exists():
+                if queue.outcome(self._store, folder.name) is None:
+                    continue
+                ended.touch()
+            age_s = self._clock.time() - ended.stat().st_mtime
+            found.append(_Old(folder, age_s, any(folder.glob(f"rounds/*/{UNSENT}*"))))
+        return found
+
+    def _may_go(self, one: _Old) -> bool:
+        if one.unsent:
+            return one.age_s > _UNSENT_S
+        return one.age_s > _KEPT_S or self._used(self._folder) > _FULL
+
+
+def _used(folder: Path) -> float:
+    usage = shutil.disk_usage(folder)
+    return 1 - usage.free / usage.total

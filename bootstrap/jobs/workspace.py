@@ -1,0 +1,67 @@
+"""A job's files on a node: its code, unpacked once, and the folders its workers write to."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+from gpuctl.cluster import layout
+from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.jobs.code_archive import unpack
+from gpuctl.cluster.records.codec import decode
+from gpuctl.cluster.records.jobs import JobSpec
+from gpuctl.cluster.storage.interface import Store
+from gpuctl.trainers.launchers.preload import imports_of
+
+
+class JobWorkspace:
+    """A job's folder on this node, ``<node dir>/jobs/<job>``. Thread-safe: whoever comes second to ``prepare`` waits
+    for the first."""
+
+    def __init__(self, store: Store, folder: Path, job: str) -> None:
+        self.folder = folder
+        self.code = folder / "code"
+        self.tier = folder / "tier"
+        """Copies of the last checkpoint (see ``cluster.checkpoints.replica_layout``)."""
+        self._store = store
+        self._job = job
+        self._lock = threading.Lock()
+        self._spec: JobSpec | None = None
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's spec; only after ``prepare``."""
+        assert self._spec is not None
+        return self._spec
+
+    def prepare(self) -> JobSpec:
+        """Fetch and unpack what is not there yet.
+
+        Raises ``GpuctlError`` if the bucket does not have it, ``StoreUnavailable`` if it does not answer.
+        """
+        with self._lock:
+            if self._spec is None:
+                key = layout.job_spec(self._job)
+                spec = decode(self._get(key), JobSpec, key)
+                if not self.code.exists():
+                    partial = self.folder / "code.partial"
+                    shutil.rmtree(partial, ignore_errors=True)
+                    partial.mkdir(parents=True)
+                    unpack(self._get(layout.code(spec.code)), partial, spec.code)
+                    partial.rename(self.code)
+                self._spec = spec
+            return self._spec
+
+    def imports(self) -> list[str]:
+        """What the script will import, for the warm interpreter. Only after ``prepare``."""
+        return imports_of(self.code / self.spec.script, self.code)
+
+    def round_dir(self, number: int) -> Path:
+        return self.folder / "rounds" / f"{number:06d}"
+
+    def _get(self, key: str) -> bytes:
+        data = self._store.get(key)
+        if data is None:
+            raise GpuctlError(f"the bucket has no {key}", "submit the job again")
+        return data

@@ -1,0 +1,9 @@
+"""Starting a round's workers on one node.
+
+Read in this order:
+
+- ``interpreter``: the warm interpreter, which forks them
+- ``container_args``, ``container_runtime``, ``container_process``: the same in an image of the user's
+- ``last_words``: what a worker that failed has printed
+- ``memory``: whether the kernel has killed it for memory
+"""

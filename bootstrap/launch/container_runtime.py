@@ -1,0 +1,280 @@
+"""Docker or Podman on this node: find it, pull a job's image before a round needs it, and leave no container behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+import gpuctl
+from gpuctl.bootstrap.launch.container_args import (
+    FOLDER_LABEL,
+    LIBRARY,
+    OPTIONS,
+    ContainerRuntime,
+    ContainerSpec,
+    FabricLibraries,
+    fabric_libraries,
+    found_machine,
+    full_name,
+    list_command,
+    named_files,
+    passed,
+    pull_command,
+    remove_command,
+    run_command,
+    scratch_folder,
+    torchrun_args,
+)
+from gpuctl.bootstrap.launch.container_process import ContainerCommand, ContainerRun
+from gpuctl.bootstrap.launch.interpreter import Launched, OnExit
+from gpuctl.bootstrap.ports import reserved
+from gpuctl.cluster.errors import Fenced, GpuctlError
+from gpuctl.trainers.launchers.torchrun import LaunchSpec
+
+_NOTE = "container-runtime.json"
+"""In the node's folder once it has run a container: what ran it."""
+_ASK_S = 30.0
+"""For an answer to a question that costs nothing."""
+_SAY_EVERY_S = 10.0
+"""Of what a pull prints."""
+
+
+class Containers:
+    """The node's container runtime, and the image it prepares. Thread-safe. ``on_change`` is called when ``doing`` has
+    changed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        node_env: Mapping[str, str],
+        env: Mapping[str, str],
+        gpus: bool,
+        say: Callable[[str], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """``node_env``: for the workers of every job here; ``env``: for Docker or Podman themselves."""
+        self.doing = ""
+        """What takes long just now, for people: such as "pulling debian:12"."""
+        self._folder = folder
+        self._node_env = dict(node_env)
+        self._client_env = {"HOME": str(Path.home()), **env}
+        self._gpus = gpus
+        self._say = say
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._runtime: ContainerRuntime | None = None
+        self._names: dict[str, str] = {}
+        """Images that are here, by what jobs call them."""
+        self._swept = False
+        self._stopped = threading.Event()
+
+    def sweep(self) -> None:
+        """Remove what an agent of this node that died has left. Costs nothing where no container has ever run."""
+        with self._lock:
+            self._sweep()
+
+    def fetch(self, image: str, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Have ``image`` here: pull it unless it is. Breaks off when ``is_over``.
+
+        Raises ``GpuctlError`` naming the image and what the registry said, ``Fenced`` if broken off.
+        """
+        while not self._lock.acquire(timeout=0.1):
+            self._check(is_over)
+        try:
+            self._sweep()
+            if image not in self._names:
+                self._runtime = self._runtime or self._find()
+                self._names[image] = self._have(self._runtime, image, is_over)
+        finally:
+            self._lock.release()
+
+    def launch(
+        self,
+        image: str,
+        spec: LaunchSpec,
+        folder: Path,
+        listening: socket.socket | None,
+        on_exit: OnExit,
+        fabric: str = "",
+    ) -> Launched:
+        """Start the workers of a round in ``image``, which ``fetch`` has brought; none if there is a ``fabric`` that
+        NCCL cannot use in there (see ``net_plugin``).
+
+        ``spec.env`` has what is for the workers and nothing of this machine's; they may write to the job's ``folder``.
+        ``on_exit`` is called from another thread. Raises ``GpuctlError`` for options that cannot be read, ``OSError``
+        if nothing could be started, ``Fenced`` if the master's port has been taken.
+        """
+        assert self._runtime is not None
+        runtime = self._runtime
+        env = {**passed(self._node_env), **spec.env}
+        libraries = self._libraries(runtime, self._names[image])
+        meeting = Path(spec.log_dir).parent / "container"
+        meeting.mkdir(parents=True, exist_ok=True)
+        box = ContainerSpec(
+            name=f"gpuctl-{spec.run_id}-{uuid.uuid4().hex[:8]}",
+            image=self._names[image],
+            labels={FOLDER_LABEL: str(self._folder), "gpuctl.job": spec.job, "gpuctl.round": str(spec.round)},
+            cwd=spec.cwd,
+            writable=(str(folder), *scratch_folder(env), *_bucket_folder(env.get("GPUCTL_BUCKET", ""))),
+            readable=(*named_files(env), *libraries.mounted),
+            package=Path(gpuctl.__file__).parent,
+            meeting=str(meeting),
+        )
+        machine = found_machine(self._gpus, os.getuid(), os.getgid(), _options(env))
+        (self._folder / _NOTE).write_bytes(msgspec.json.encode(runtime))
+        try:
+            held = reserved(listening) if listening else None
+        except OSError as error:
+            raise Fenced("the port offered for this round is in use") from error
+        return ContainerRun(
+            run_command(runtime, machine, box),
+            remove_command(runtime, [box.name]),
+            self._client_env,
+            meeting,
+            ContainerCommand(
+                args=torchrun_args(spec),
+                env=env,
+                library_path=list(libraries.searched),
+                library=LIBRARY,
+                fabric=fabric,
+            ),
+            held,
+            on_exit,
+        )
+
+    def stop(self) -> None:
+        """Break off a pull: this node leaves."""
+        self._stopped.set()
+
+    def _sweep(self) -> None:
+        """Once, and before there is a container of this agent's own."""
+        if self._swept:
+            return
+        self._swept = True
+        try:
+            runtime = msgspec.json.decode((self._folder / _NOTE).read_bytes(), type=ContainerRuntime)
+        except (OSError, msgspec.MsgspecError):
+            return
+        left = self._ask(list_command(runtime, str(self._folder))).stdout.split()
+        if left:
+            self._say(f"removing {len(left)} containers of an agent that has died")
+            self._ask(remove_command(runtime, left))
+
+    def _find(self) -> ContainerRuntime:
+        """Docker if it answers, else Podman. Raises ``GpuctlError`` if neither is there."""
+        if sys.platform != "linux":
+            raise GpuctlError("jobs in an image need Linux nodes", "train without --image")
+        complaint = "neither Docker nor Podman is installed on this node"
+        docker, podman = shutil.which("docker"), shutil.which("podman")
+        if docker and "podman" not in self._ask([docker, "--version"]).stdout.lower():
+            answer = self._ask([docker, "info", "--format", "{{.ServerVersion}} {{.SecurityOptions}}"])
+            if answer.returncode == 0:
+                return ContainerRuntime("docker", docker, rootless="rootless" in answer.stdout)
+            complaint = f"Docker does not respond on this node: {_last_line(answer.stderr)}"
+        if podman:
+            answer = self._ask([podman, "info", "--format", "{{.Host.Security.Rootless}}"])
+            if answer.returncode == 0:
+                return ContainerRuntime("podman", podman, rootless=answer.stdout.strip() == "true")
+            complaint = f"Podman does not work on this node: {_last_line(answer.stderr)}"
+        raise GpuctlError(complaint, "fix or install one, or train without --image")
+
+    def _have(self, runtime: ContainerRuntime, image: str, is_over: Callable[[], bool]) -> str:
+        for name in (image, full_name(image)):
+            if self._ask([runtime.program, "image", "inspect", "--format", "{{.Id}}", name]).returncode == 0:
+                return name
+        self._do(f"pulling {image}")
+        try:
+            self._pull(runtime, image, is_over)
+        finally:
+            self._do("")
+        return full_name(image)
+
+    def _libraries(self, runtime: ContainerRuntime, name: str) -> FabricLibraries:
+        library_path = self._node_env.get("LD_LIBRARY_PATH", "")
+        if not library_path:
+            return FabricLibraries()
+        image_env = self._ask([runtime.program, "image", "inspect", "--format", "{{.Config.Env}}", name]).stdout
+        return fabric_libraries(library_path, image_env)
+
+    def _pull(self, runtime: ContainerRuntime, image: str, is_over: Callable[[], bool]) -> None:
+        began = said_at = time.monotonic()
+        path = self._folder / "pull.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                pull_command(runtime, image), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._client_env
+            )
+        self._say(f"pulling {image}")
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+                    break
+                self._check(is_over)
+                if time.monotonic() > said_at + _SAY_EVERY_S:
+                    said_at = time.monotonic()
+                    self._say(
+                        f"pulling {image}: {said_at - began:.0f} s, {_last_line(path.read_text(errors='replace'))}"
+                    )
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            why = _last_line(path.read_text(errors="replace"))
+            raise GpuctlError(f"cannot pull {image}: {why}", "check the name, and that this node may pull it")
+        self._say(f"pulled {image} in {time.monotonic() - began:.0f} s")
+
+    def _do(self, what: str) -> None:
+        self.doing = what
+        self._on_change()
+
+    def _check(self, is_over: Callable[[], bool]) -> None:
+        if self._stopped.is_set() or is_over():
+            raise Fenced("the image is no longer needed")
+
+    def _ask(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=self._client_env,
+                timeout=_ASK_S,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _bucket_folder(url: str) -> tuple[str, ...]:
+    """The folder of a bucket that is one, for scripts that use the bucket themselves."""
+    if not url.startswith("file://"):
+        return ()
+    folder = Path(unquote(urlsplit(url).path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return (str(folder),)
+
+
+def _options(env: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(env.get(OPTIONS, "")))
+    except ValueError as error:
+        raise GpuctlError(f"{OPTIONS}: {error}", "write it as a shell would: -v '/my data:/data:ro'") from error
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].removeprefix("Error: ").removeprefix("ERROR: ") if lines else "it printed nothing"

@@ -1,0 +1,1 @@
+"""A module per verb, in the sections of ``gpuctl --help``: ``machines``, ``costs``, ``jobs``, ``nodes``, ``other``."""

@@ -1,0 +1,6 @@
+"""Verbs about jobs and what they leave.
+
+- ``train``, ``jobs``, ``cancel``: begin, list and end them
+- ``logs``: what they print
+- ``ckpt``, ``ckpt_pull``: what they keep
+"""

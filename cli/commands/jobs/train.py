@@ -1,0 +1,190 @@
+"""``gpuctl train``: runs a script on the cluster and shows its output."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuctl.cli.render.follow import Follower, Printer, tell_end
+from gpuctl.cli.render.terminal import count, out, say
+from gpuctl.cli.session.code_upload import send_folder
+from gpuctl.cli.session.open_cluster import USED, reach_with
+from gpuctl.cli.settings.options import Cluster, parse_flag, text_option
+from gpuctl.cli.settings.resolve import Settings, load, parse_nodes
+from gpuctl.cli.signals import Interrupted
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.jobs import private_files, queue
+from gpuctl.cluster.records.jobs import JobSpec
+from gpuctl.cluster.storage.bucket import Bucket
+
+_RESERVED = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "GPUCTL_CLUSTER",
+        "GPUCTL_BUCKET",
+        "GPUCTL_JOB",
+        "GPUCTL_ROUND",
+        "GPUCTL_NODE",
+        "GPUCTL_ROUND_DIR",
+        "GPUCTL_CHECKPOINT_DIR",
+        "GPUCTL_TENSORBOARD_DIR",
+    ]
+)
+"""Variables (see ``cluster.worker_context``, and torchrun's own)."""
+_WORKERS_PER_CORE = 8
+
+
+def verb(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script in the working folder or below.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments, after `--`.")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start the job in the background; print its id.")
+    ] = False,
+    nodes: Annotated[
+        str | None, text_option("--nodes", "-n", metavar="N|MIN:MAX", about="Nodes to use (default: all).")
+    ] = None,
+    nproc: Annotated[
+        str | None, text_option("--nproc", metavar="K", about="Worker processes per node (default: its slots).")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        text_option("--env", "-e", metavar="NAME=VALUE", about="Variable for the workers; repeatable."),
+    ] = None,
+    image: Annotated[
+        str | None,
+        text_option("--image", metavar="IMAGE", about="Container image with torch, to run the workers in."),
+    ] = None,
+    max_restarts: Annotated[
+        str | None, text_option("--max-restarts", metavar="N", about="Restarts after a failure of the script.")
+    ] = None,
+    allow_tcp: Annotated[
+        bool, typer.Option("--allow-tcp", help="Start even if NCCL cannot use the nodes' EFA or InfiniBand.")
+    ] = False,
+    cluster: Cluster = None,
+) -> None:
+    """Run a script on the cluster and show its output.
+
+    Packs the working folder (without what .gitignore and .gpuctlignore name, and without keys and passwords, such as
+    .env, *.pem and .aws), puts the job in line, and returns its exit code. Ctrl-C leaves the job running.
+    """
+    settings = load(
+        {"cluster": cluster, "nproc": nproc, "image": image, "env": env or (), "max_restarts": max_restarts},
+        only=(*USED, "nproc", "image", "env", "max_restarts"),
+    )
+    _refuse_reserved(settings)
+    wanted = parse_flag("--nodes", nodes, parse_nodes)
+    refuse_home(Path.cwd())
+    name = checked_script(script, Path.cwd())
+    access = reach_with(settings)
+    spec = queue.cluster_spec(access.store)
+    _, most = queue.check_nodes(spec, wanted)
+    _warn_of_many(spec.provider, most * (settings.nproc or spec.slots or 1))
+    code = send_folder(access.store, Path.cwd(), name)
+    request = queue.JobRequest(
+        script=name,
+        args=tuple(args or ()),
+        env=tuple(settings.env.items()),
+        code=code,
+        nodes=wanted,
+        nproc=settings.nproc,
+        max_restarts=settings.max_restarts,
+        image=settings.image or "",
+        allow_tcp=allow_tcp,
+        submitted_by=_who(),
+    )
+    job = queue.submit(access.store, spec, request)
+    option = "" if spec.name == "default" else f" --cluster {spec.name}"
+    if detach:
+        out(job.job)
+        say(f"watch it with: gpuctl logs -f {job.job}{option}")
+        return
+    _attend(access.store, job, option)
+
+
+def _warn_of_many(provider: str, workers: int) -> None:
+    """Warn of too many workers on this machine: PyTorch alone takes 200 MB in each."""
+    cores = os.cpu_count() or 1
+    if provider == "local" and workers > _WORKERS_PER_CORE * cores:
+        say(f"warning: {workers} processes on this machine with {count(cores, 'core')}; --nproc sets how many per node")
+
+
+def _refuse_reserved(settings: Settings) -> None:
+    """Raises ``BadInput`` for a variable that the launcher sets for each worker: it would have no effect."""
+    taken = [name for name in settings.env if name in _RESERVED]
+    if taken:
+        source = settings.found[f"env.{taken[0]}"].source
+        raise BadInput(f"{taken[0]} (from {source}) is set for each worker by gpuctl", "use another name")
+
+
+def checked_script(script: str, folder: Path) -> str:
+    """The script's path below ``folder``. Raises ``BadInput`` before anything is sent if it cannot run."""
+    path = folder / script
+    if path.is_dir():
+        raise BadInput(f"{script} is a folder, not a script", "name a script in it")
+    if not path.is_file():
+        there = sorted(file.name for file in folder.glob("*.py"))[:5]
+        hint = f"scripts here: {', '.join(there)}" if there else "run `gpuctl train` in the folder that holds it"
+        raise BadInput(f"script {script} does not exist", hint)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BadInput(
+            f"{script} is outside the working folder, and only that is copied to the nodes",
+            f"run `gpuctl train {path.name}` in {path.resolve().parent}",
+        )
+    name = path.resolve().relative_to(folder.resolve()).as_posix()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(path.read_bytes(), name, "exec")
+    except SyntaxError as error:
+        raise BadInput(f"{name}:{error.lineno or 1}: {error.msg}", "fix the script; nothing was started") from error
+    except ValueError as error:
+        raise BadInput(f"{name} is not a Python script: {error}", "nothing was started") from error
+    return name
+
+
+def refuse_home(folder: Path) -> None:
+    """Raises ``BadInput`` for a folder that holds a user's keys, among everything in your home."""
+    if held := private_files.of_home(folder.resolve()):
+        raise BadInput(
+            f"the working folder is copied to the nodes, and {folder} holds {held}",
+            "move the script to a folder of its own, and run `gpuctl train` there",
+        )
+
+
+def _attend(store: Bucket, job: JobSpec, option: str) -> None:
+    try:
+        say(f"job {job.job} is queued (Ctrl-C detaches; the job goes on)")
+        outcome = Follower(store, job, Printer(live=True)).to_the_end()
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"detached; {job.job} goes on\n"
+            f"  reattach: gpuctl logs -f {job.job}{option}\n"
+            f"  cancel:   gpuctl cancel {job.job}{option}"
+        ) from error
+    tell_end(job, outcome)
+
+
+def _who() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()

@@ -1,0 +1,67 @@
+"""``gpuctl attach``: uses a cluster created on another machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gpuctl.cli.render.dialog import TerminalDialog
+from gpuctl.cli.render.terminal import out, say
+from gpuctl.cli.settings.options import parse_flag
+from gpuctl.cli.settings.resolve import cluster_name
+from gpuctl.cluster import layout
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.records.nodes import SshHost
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.cluster.storage.error_mapping import shown
+from gpuctl.cluster.storage.record_io import read_folder
+from gpuctl.stacks.providers.interface import provider
+from gpuctl.stacks.providers.ownership import described, live_nodes, printable, read_record
+from gpuctl.stacks.request import last_request
+from gpuctl.stacks.state import clusters
+from gpuctl.stacks.state.clusters import KnownCluster
+
+
+def verb(
+    bucket: Annotated[str, typer.Argument(metavar="URL", help="The cluster's bucket, as `gpuctl up` printed it.")],
+) -> None:
+    """Use a cluster created on another machine.
+
+    From then on its name is known here: jobs, logs, checkpoints and logins work as where it was made. Changing its
+    size takes Pulumi's state, which is there, or where --backend put it; `gpuctl down` works from here too.
+    """
+    store = open_bucket(bucket)
+    record = read_record(store)
+    if record is None:
+        raise BadInput(
+            f"no cluster found at {shown(bucket)}", "give the URL with the cluster's prefix: s3://bucket/NAME"
+        )
+    parse_flag("the name of the cluster there", printable(record.name), cluster_name)  # somebody else wrote it
+    provider(printable(record.provider), TerminalDialog()).attach(record)
+    there = last_request.recalled(record.name)
+    if there is not None and (there.id != record.id or there.provider != record.provider):
+        raise BadInput(
+            f"another cluster named {record.name} is known here, at {shown(there.bucket)}",
+            "take that one down first, or use --bucket URL with each verb",
+        )
+    clusters.remember(
+        KnownCluster(
+            name=record.name,
+            provider=record.provider,
+            bucket=store.url,
+            hosts=_hosts(store),
+            created_at=record.created_at or time.time(),
+            id=record.id,
+            region=record.region,
+            account=record.account,
+        )
+    )
+    out(f"attached to {described(record, live_nodes(store))} ({record.provider})")
+    say(f"next: gpuctl status --cluster {record.name}")
+
+
+def _hosts(store: Bucket) -> tuple[str, ...]:
+    """Machines of provider ssh, as ``--hosts`` named them: `gpuctl up` goes on with these."""
+    return tuple(host.target for _, host in read_folder(store, layout.HOSTS, SshHost) if not host.dropped)

@@ -1,0 +1,10 @@
+"""Everything that is printed, and in what form.
+
+- ``terminal``: colours, bars, sizes, tables
+- ``follow``: a job as it goes
+- ``checkpoints``: checkpoints as a table
+- ``timeline``: what a job lived through
+- ``dialog``: the answers of a person at a terminal
+- ``resource_progress``: what a cloud makes and deletes
+- ``boot_log``: how a machine booted
+"""

@@ -1,0 +1,58 @@
+"""Opening the cluster that the settings name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from gpuctl.cli.settings.resolve import Settings, load
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.stacks.state import clusters
+from gpuctl.stacks.state.clusters import KnownCluster
+
+USED = ("cluster", "bucket")
+"""Settings that lead to a cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCluster:
+    """A cluster with its bucket opened."""
+
+    cluster: KnownCluster
+    store: Bucket
+
+
+def reach(name: str | None, bucket: str | None = None) -> OpenCluster:
+    """The cluster that the flags ``--cluster`` and ``--bucket`` and the other settings name.
+
+    Raises ``BadInput`` if this machine knows none of that name and no bucket is given.
+    """
+    return reach_with(load({"cluster": name, "bucket": bucket}, only=USED))
+
+
+def reach_with(settings: Settings) -> OpenCluster:
+    cluster = locate(settings)
+    _refuse_missing_folder(cluster.bucket)
+    return OpenCluster(cluster, open_bucket(cluster.bucket))
+
+
+def locate(settings: Settings) -> KnownCluster:
+    """Find the cluster that the settings name, without a look at it. Raises ``BadInput``."""
+    elsewhere = KnownCluster(name=settings.cluster, provider="", bucket=settings.bucket or "")
+    if settings.bucket and settings.found["bucket"].source == "flag":
+        return elsewhere
+    try:
+        return clusters.find(settings.cluster)
+    except BadInput:
+        if settings.bucket:
+            return elsewhere
+        raise
+
+
+def _refuse_missing_folder(url: str) -> None:
+    """Opening a folder as a bucket would make it: right for ``up``, and wrong for whoever looks for something."""
+    parts = urlsplit(url)
+    if parts.scheme == "file" and not Path(unquote(parts.path)).is_dir():
+        raise BadInput(f"folder {unquote(parts.path)} does not exist", "check --bucket, or run `gpuctl up`")

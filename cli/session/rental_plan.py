@@ -1,0 +1,300 @@
+"""The plan of what ``gpuctl up`` would create on a cloud: from flags to a request, and the plan as people read it."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from msgspec.structs import replace
+
+from gpuctl import __version__
+from gpuctl.cli.render.terminal import out, say, table
+from gpuctl.cli.settings.options import parse_flag, text_option, whole_number
+from gpuctl.cli.settings.resolve import Settings
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.storage.error_mapping import shown
+from gpuctl.stacks.catalog import region_names
+from gpuctl.stacks.catalog.instance_types import CloudName, MachineType, catalog, region_of
+from gpuctl.stacks.catalog.offers import MachineFilter, choose, in_cheapest_regions, offers
+from gpuctl.stacks.clouds import regions
+from gpuctl.stacks.clouds.interface import cloud
+from gpuctl.stacks.clouds.regions import Region
+from gpuctl.stacks.request import last_request
+from gpuctl.stacks.request.last_request import LastRequest
+from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.ssh import keys
+
+if TYPE_CHECKING:
+    from gpuctl.stacks.plan.planner import Plan
+
+_NOT_IN_IT = "not included: what the bucket holds, and traffic"
+
+Type = Annotated[
+    str | None, text_option("--type", metavar="NAME", about="Instance type (default: the cheapest that fits).")
+]
+Gpu = Annotated[str | None, text_option("--gpu", metavar="NAME", about="GPU, such as A100; instead of --type.")]
+Gpus = Annotated[str | None, text_option("--gpus", metavar="N", about="GPUs per machine (default: the fewest sold).")]
+RegionFlag = Annotated[
+    str | None, text_option("--region", metavar="NAME[,NAME]", about="For example us-east-1; the cheapest of several.")
+]
+Zone = Annotated[str | None, text_option("--zone", metavar="NAME", about="For example us-east-1b.")]
+Spot = Annotated[
+    bool | None,
+    typer.Option(
+        "--spot/--on-demand", help="Use on-demand machines: never preempted, at full price.", show_default="spot"
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFlags:
+    """The flags of ``gpuctl up`` that apply to clouds only."""
+
+    type: str | None = None
+    gpu: str | None = None
+    gpus: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    spot: bool | None = None
+    ssh_from: str | None = None
+    ssh_key: str | None = None
+    image: str | None = None
+    placement: bool | None = None
+
+    @property
+    def is_me(self) -> bool:
+        """Whoever types this may log in, from where that is."""
+        return self.ssh_from == "me"
+
+    def given(self) -> list[str]:
+        """The names of the flags that were given."""
+        named: dict[str, str | bool | None] = {
+            "--type": self.type,
+            "--gpu": self.gpu,
+            "--gpus": self.gpus,
+            "--region": self.region,
+            "--zone": self.zone,
+            "--spot": self.spot,
+            "--on-demand": self.spot is False,
+            "--ssh-from": self.ssh_from,
+            "--ssh-key": self.ssh_key,
+            "--image": self.image,
+            "--placement": self.placement,
+            "--no-placement": self.placement is False,
+        }
+        return [name for name, value in named.items() if value]
+
+
+def standing(settings: Settings) -> Settings:
+    """A cluster that is there stays with its provider, and as large as it is, where nothing else is said."""
+    there = last_request.recalled(settings.cluster)
+    if there and settings.found["provider"].source == "default":
+        settings = dataclasses.replace(settings, provider=there.provider)
+    last = last_of(settings)
+    if last and settings.found["nodes"].source == "default":
+        settings = dataclasses.replace(settings, nodes=(last.request.nodes_min, last.request.nodes_max))
+    return settings
+
+
+def last_of(settings: Settings) -> LastRequest | None:
+    """The last request for this cluster, if it was of the same cloud."""
+    found = last_request.find(settings.cluster)
+    return found if found and found.request.provider == settings.provider else None
+
+
+def backend_of(settings: Settings, last: LastRequest | None) -> str:
+    """The URL of Pulumi's state: where it was, if the cluster is known. Raises ``BadInput`` for another one: a stack
+    that is not there would be made a second time."""
+    told = settings.backend or ""
+    if last is None:
+        return told
+    if settings.found["backend"].source != "default" and told != last.backend:
+        was, asked = (shown(url) or "a folder on this machine" for url in (last.backend, told))
+        raise BadInput(
+            f"Pulumi's state of {settings.cluster} is in {was}, not in {asked}",
+            "leave --backend out, or run `gpuctl down` first",
+        )
+    return last.backend
+
+
+def request_of(
+    settings: Settings, provider: CloudName, flags: MachineFlags, last: LastRequest | None, *, new_region: bool = False
+) -> StackRequest:
+    """The request that flags and settings make; what is not said is as it was. Raises ``BadInput`` for what no cloud
+    would take.
+
+    Args:
+        settings: name the cluster, its number of nodes, its bucket and, where no flag does, its region.
+        provider: the cloud.
+        flags: as they were typed.
+        last: the last request for this cluster; ``None``: it is new.
+        new_region: whether a region that is not known will do, because the cloud is asked next.
+    """
+    before = last.request if last else None
+    machine, region = _machine_in(_regions(settings, provider, flags, before, new=new_region), provider, flags, before)
+    say(f"region: {region.name} ({region.source})")
+    fewest, most = settings.nodes
+    given = {
+        "spot": flags.spot,
+        "placement": flags.placement,
+        "ssh_from": flags.ssh_from,
+        "ssh_key": _public_key(flags.ssh_key, before, is_needed=bool(flags.ssh_from or (before and before.ssh_from))),
+        "image": flags.image,
+        "bucket": settings.bucket,
+    }
+    usual = before or StackRequest(
+        cluster=settings.cluster,
+        provider=provider,
+        type=machine.name,
+        nodes_min=fewest,
+        nodes_max=most,
+        region=region.name,
+        owner=getpass.getuser(),
+        created=time.strftime("%Y-%m-%d", time.gmtime()),
+    )
+    return replace(
+        usual,
+        type=machine.name,
+        nodes_min=fewest,
+        nodes_max=most,
+        region=region.name,
+        zones=(flags.zone,) if flags.zone else (),
+        version=__version__,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def named_regions(settings: Settings, provider: CloudName, flag: str | None, *, new: bool = False) -> list[Region]:
+    """The regions given by the flag or the setting, or none. Raises ``BadInput`` for one that is not known.
+
+    Args:
+        settings: hold the setting, which counts where the flag is not given.
+        provider: the cloud whose regions they are.
+        flag: names with commas between them; ``None``: the flag was not given.
+        new: whether a region that is not known will do if its name looks like one, because the cloud is asked next.
+    """
+    setting = settings.found["region"]
+    if flag is not None:
+        names, source = [name.strip() for name in flag.split(",") if name.strip()], "--region"
+        if not names:
+            raise BadInput("--region is empty", f"for example {regions.USUAL[provider]}")
+    else:
+        names, source = list(settings.region), setting.source.removeprefix("env ")
+    return [Region(region_names.check(provider, name, new=new), source) for name in names]
+
+
+def _regions(
+    settings: Settings, provider: CloudName, flags: MachineFlags, before: StackRequest | None, *, new: bool
+) -> list[Region]:
+    """One, or several that are named: the cheapest of them is taken.
+
+    A cluster that is there stays where it is, unless a flag says another region: what a file or the environment says is
+    of clusters to come.
+    """
+    named = named_regions(settings, provider, flags.region, new=new)
+    there = before.region if before else ""
+    first_zone = cloud(provider).first_zone
+    if flags.zone and first_zone:  # Azure's zones are numbers, the same in every region
+        of_zone = region_names.check(provider, region_of(provider, flags.zone), new=new)
+        if flags.region is not None and of_zone not in [one.name for one in named]:
+            among = ", ".join(one.name for one in named)
+            raise BadInput(f"zone {flags.zone} is not in {among}", f"for example {first_zone.format(named[0].name)}")
+        return [Region(of_zone, f"--zone {flags.zone}")]
+    if there and (flags.region is None or there in [one.name for one in named]):
+        return [regions.choose(provider, of_cluster=there)]
+    if named:
+        return named
+    usual = regions.choose(provider)
+    return [Region(region_names.check(provider, usual.name, new=new), usual.source)]
+
+
+def _machine_in(
+    among: Sequence[Region], provider: CloudName, flags: MachineFlags, before: StackRequest | None
+) -> tuple[MachineType, Region]:
+    """The machine to rent, and its region: the cheapest where several regions, or no type, are named."""
+    names = tuple(one.name for one in among)
+    if flags.type is not None and (flags.gpu or flags.gpus):
+        raise BadInput("--type already chooses the machine", "leave --gpu and --gpus out")
+    if flags.type is None and not (before is not None and not (flags.gpu or flags.gpus)):
+        gpus = parse_flag("--gpus", flags.gpus, whole_number(1))
+        spot = flags.spot if flags.spot is not None else (before is None or before.spot)
+        choice = choose(MachineFilter(provider=provider, regions=names, gpu=flags.gpu, gpus=gpus), spot=spot)
+        for line in choice.describe(spot=spot):
+            say(line)
+        return choice.offer.machine, _cheapest_of(among, choice.offer.price.region)
+    machine = catalog().type(flags.type or (before.type if before else ""), provider)
+    sold = [one for one in offers(MachineFilter(provider=provider, regions=names)) if one.machine == machine]
+    cheapest = in_cheapest_regions(sold)
+    return machine, _cheapest_of(among, cheapest[0].price.region if cheapest else names[0])
+
+
+def _cheapest_of(among: Sequence[Region], name: str) -> Region:
+    """The one of that name, which says so if there were others."""
+    (region,) = [one for one in among if one.name == name][:1]
+    if len(among) == 1:
+        return region
+    return Region(name, f"{region.source}: the cheapest of {', '.join(one.name for one in among)}")
+
+
+def _public_key(path: str | None, before: StackRequest | None, *, is_needed: bool) -> str | None:
+    """The user's own, where none is named and there is one. ``None``: as before. Raises ``BadInput``."""
+    if path is not None:
+        return keys.read(Path(path).expanduser())
+    if before is not None and (before.ssh_key or not is_needed):
+        return None
+    return keys.usual()
+
+
+def show(plan: Plan) -> None:
+    """The table on standard output, and what there is to say of it on standard error."""
+    request, machine = plan.request, plan.machine
+    where = ", ".join(request.zones) or request.region
+    kind = "spot" if request.spot else "on demand"
+    out(f"{request.nodes_max} x {machine.name} ({machine.gpus} {machine.gpu}, {kind}) in {where}, {request.provider}")
+    for line in table(("RESOURCES", "KIND"), [[str(many), kind] for kind, many in sorted(plan.counts().items())]):
+        out(f"  {line}")
+    for line in _cost(plan):
+        out(line)
+    for finding in plan.findings:
+        say(f"{finding.severity}: {finding.message}" + (f"; {finding.hint}" if finding.hint else ""))
+    say(f"not checked: {', '.join(plan.unchecked)}")
+
+
+def show_changes(plan: Plan, changes: Sequence[str]) -> None:
+    """Show what will change in an existing cluster, and what it costs from now on."""
+    for line in changes or ["no changes"]:
+        out(line)
+    *_, cost = _cost(plan)
+    out(cost)
+    for finding in plan.findings:
+        if finding.severity == "error":
+            say(f"error: {finding.message}" + (f"; {finding.hint}" if finding.hint else ""))
+
+
+def _cost(plan: Plan) -> Iterator[str]:
+    cost = plan.cost
+    hour = cost.per_hour(plan.request.spot)
+    for name, usd in (("spot", cost.spot), ("on demand", cost.on_demand)):
+        yield f"machines, {name}: " + ("price not available" if usd is None else f"${usd:.2f}/h")
+    for what, usd in cost.extras.items():
+        yield f"{what}: ${usd:.3f}/h"
+    if hour is not None:
+        yield f"total: ${hour:.2f}/h, ${24 * hour:.2f} a day (prices of {cost.date}); {_NOT_IN_IT}"
+    else:
+        most = cost.per_hour(spot=False)
+        if most is not None:
+            dated = f"prices of {cost.date}, on demand"
+            yield f"total: at most ${most:.2f}/h, ${24 * most:.2f} a day ({dated}); {_NOT_IN_IT}"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(plan)
+    return {**told, "counts": plan.counts()}

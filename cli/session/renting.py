@@ -1,0 +1,186 @@
+"""Rented machines on the command line: from flags to the plan, the question and the cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from gpuctl.cli.render.terminal import count, out_json, say
+from gpuctl.cli.session.public_ip import STANDS_FOR_IT, my_network
+from gpuctl.cli.session.pulumi_consent import install_what_is_missing
+from gpuctl.cli.session.rental_plan import MachineFlags, as_json, backend_of, last_of, request_of, show, show_changes
+from gpuctl.cli.settings.options import parse_flag
+from gpuctl.cli.settings.resolve import Settings
+from gpuctl.cli.signals import as_interrupts
+from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.clouds.interface import cloud
+from gpuctl.stacks.providers.interface import RentRequest, RentsMachines
+from gpuctl.stacks.providers.ownership import me
+from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
+from gpuctl.stacks.request.stack_request import StackRequest, new_cluster_id
+
+if TYPE_CHECKING:
+    from gpuctl.stacks.state.clusters import KnownCluster
+
+WAIT_MINUTES = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TermFlags:
+    """The flags of ``gpuctl up`` that say how to proceed, as they were typed."""
+
+    wait: str | None = None
+    idle_minutes: str | None = None
+    stall_minutes: str | None = None
+    yes: bool = False
+    force: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+
+    def of_nodes(self, slots: int | None, last: LastRequest | None = None) -> NodeOptions:
+        """The options of the nodes; what is not said is as it was. Raises ``BadInput``."""
+        told = {
+            "slots": slots,
+            "idle_minutes": parse_flag("--idle-minutes", self.idle_minutes, minutes),
+            "stall_minutes": parse_flag("--stall-minutes", self.stall_minutes, minutes),
+        }
+        said = {name: value for name, value in told.items() if value is not None}
+        return replace(last.terms if last else NodeOptions(), **said)
+
+    def given(self) -> list[str]:
+        """Their names, of those that only clouds know."""
+        told: dict[str, object] = {
+            "--wait": self.wait,
+            "--idle-minutes": self.idle_minutes,
+            "--yes": self.yes,
+            "--force": self.force,
+            "--dry-run": self.dry_run,
+            "-o json": self.as_json,
+        }
+        return [name for name, value in told.items() if value]
+
+
+def minutes(text: str) -> float:
+    """Parse a number of minutes. Raises ``ValueError``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100_000:
+        raise ValueError("is not a number of minutes; use one such as 15")
+    return value
+
+
+def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags: TermFlags) -> KnownCluster | None:
+    """Plan, ask and rent; returns ``None`` where only the plan was wanted.
+
+    Args:
+        there: the cloud's provider, which rents.
+        settings: of the verb, with the cluster's name.
+        machines: flags that choose the machines.
+        flags: say how to proceed, such as without a question.
+    """
+    provider = cloud(there.name).name
+    wait = parse_flag("--wait", flags.wait, minutes)
+    if flags.as_json and not flags.dry_run:
+        raise BadInput("-o json prints the plan", "add --dry-run")
+    from gpuctl.stacks.clouds.extras import require_pulumi
+    from gpuctl.stacks.providers import node_package
+    from gpuctl.stacks.rented.clusters import with_user_data
+
+    require_pulumi(provider)
+
+    last = last_of(settings)
+    backend = backend_of(settings, last)
+    request = request_of(settings, provider, _from_here(machines, flags), last)
+    if last is None:
+        request = replace(request, id=new_cluster_id(), owner=me())
+    terms = flags.of_nodes(settings.slots, last)
+    unchecked = [f"your public address ({STANDS_FOR_IT} stands for it)"] if flags.dry_run and machines.is_me else []
+    planned = with_user_data(request, node_package.build().package, terms)
+    _plan(planned, flags, unchecked, _changes(last, request, terms))
+    if flags.dry_run:
+        return None
+    install_what_is_missing(provider, yes=flags.yes)  # before the question: without it, the answer is of no use
+    _refuse_what_the_cloud_would(request)
+    wait_s = 60 * (WAIT_MINUTES if wait is None else wait)
+    rental = RentRequest(request, terms, backend, wait_s, flags.force)
+    with as_interrupts():
+        return there.rent(rental)
+
+
+def _from_here(machines: MachineFlags, flags: TermFlags) -> MachineFlags:
+    """Replace ``--ssh-from me`` by this machine's network. A plan is made offline: another one stands for it there."""
+    if not machines.is_me:
+        return machines
+    network = STANDS_FOR_IT if flags.dry_run else my_network()
+    if not flags.dry_run:
+        say(f"--ssh-from me: {network}")
+    return dataclasses.replace(machines, ssh_from=network)
+
+
+def _plan(request: StackRequest, flags: TermFlags, unchecked: Sequence[str], changes: Sequence[str] | None) -> None:
+    """All of it the first time and with ``--dry-run``, after that what ``changes``. Raises ``BadInput`` if something
+    speaks against it."""
+    from gpuctl.stacks.plan.planner import plan  # brings Pulumi
+
+    made = plan(request)
+    made = replace(made, unchecked=(*made.unchecked, *unchecked))
+    if flags.as_json:
+        out_json(as_json(made))
+    elif changes is None or flags.dry_run:
+        show(made)
+    else:
+        show_changes(made, changes)
+    if made.errors:
+        hint = made.errors[0].hint if flags.as_json else "see above"
+        raise BadInput(f"{count(len(made.errors), 'problem')} to fix first", hint)
+
+
+def _changes(last: LastRequest | None, request: StackRequest, terms: NodeOptions) -> list[str] | None:
+    """A line each, as ``nodes: 2 -> 4``; ``None``: there was nothing before."""
+    if last is None:
+        return None
+    before, after = last.request, request
+    pairs = {
+        "nodes": (_nodes(before), _nodes(after)),
+        "type": (before.type, after.type),
+        "region": (before.region, after.region),
+        "zone": (", ".join(before.zones), ", ".join(after.zones or before.zones)),
+        "price": (_kind(before), _kind(after)),
+        "placement": (str(before.placement), str(after.placement)),
+        "ssh from": (before.ssh_from or "nobody", after.ssh_from or "nobody"),
+        "ssh key": (before.ssh_key, after.ssh_key),
+        "disk": (f"{before.disk_gb} GB", f"{after.disk_gb} GB"),
+        "image": (before.image or "the cloud's", after.image or "the cloud's"),
+        "slots": (str(last.terms.slots), str(terms.slots)),
+        "idle minutes": (f"{last.terms.idle_minutes:g}", f"{terms.idle_minutes:g}"),
+        "stall minutes": (f"{last.terms.stall_minutes:g}", f"{terms.stall_minutes:g}"),
+        "gpuctl": (before.version, after.version),
+    }
+    return [f"{what}: {old} -> {new}" for what, (old, new) in pairs.items() if old != new]
+
+
+def _nodes(request: StackRequest) -> str:
+    fewest, most = request.nodes_min, request.nodes_max
+    return str(most) if fewest == most else f"{fewest}:{most}"
+
+
+def _kind(request: StackRequest) -> str:
+    return "spot" if request.spot else "on demand"
+
+
+def _refuse_what_the_cloud_would(request: StackRequest) -> None:
+    """Credentials, rights, quota: all at once, and before anything is there. What it may not be asked is no refusal."""
+    from gpuctl.stacks.catalog.instance_types import catalog
+
+    there = cloud(request.provider)
+    failed = [one for one in there.checks(request, catalog().type(request.type)) if one.status == "fail"]
+    for one in failed:
+        say(f"error: {one.name}: {one.message}" + (f"; see {one.page}" if one.page else ""))
+    if failed:
+        raise BadInput(f"{request.provider} would refuse these machines", "`gpuctl check` shows all checks")

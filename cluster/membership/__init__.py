@@ -1,0 +1,12 @@
+"""Which nodes take part, who leads them, and what each job does next.
+
+Read in this order:
+
+- ``lease``: who leads
+- ``failure_detector``: what the leader knows of the other nodes
+- ``rounds``: what it decides for a job, a pure function
+- ``blame``: which rank made a round fail
+- ``peers``: direct questions between agents, which only make it quick
+- ``job_records``: what the leader reads of jobs
+- ``mingle``: how a node takes part in all of it
+"""

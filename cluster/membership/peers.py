@@ -1,0 +1,246 @@
+"""Direct questions between agents. The bucket decides; these only make it quick.
+
+Rank 0 keeps one connection to every other agent. Both ends say something every second, so each learns of the other's
+
+- death: the kernel closes the connection at once, and the port refuses a new one (``gone``);
+- silence: a machine that lost power or network closes nothing, but says nothing either (``silent``).
+
+The same connection carries a *poke*: "there is something new in the bucket, look now".
+
+Wire format: JSON lines. The first line names the caller and carries the cluster's token; after the answer ``ok`` each
+line is ``"."`` (I am here) or ``"poke"``. Nothing else is accepted, so that whoever reaches the port can do nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.membership.failure_detector import PeerState
+from gpuctl.cluster.records.nodes import NodeRecord
+
+Life = tuple[str, str]
+"""(node, incarnation)"""
+
+_EVERY_S = 1.0
+_DIAL_S = 1.0
+_ASK_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+_LINE_LIMIT = 4096
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: str
+    port: int
+    sign: PeerState = "unknown"
+    heard_at: float = 0.0
+    writer: asyncio.StreamWriter | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class Peers:
+    """An agent's direct contact with the others: a ``PeerEvidence`` on an event loop in a thread of its own.
+
+    ``on_news`` is called, from that thread, when a peer died, answered for the first time, or poked.
+    """
+
+    def __init__(self, clock: Clock, *, token: str, silent_s: float, on_news: Callable[[], None]) -> None:
+        self._clock = clock
+        self._token = token
+        self._silent_s = silent_s
+        self._on_news = on_news
+        self._peers: dict[Life, _Peer] = {}
+        self._attended: set[Life] = set()
+        self._me: NodeRecord | None = None
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="peers", daemon=True)
+
+    def start(self, address: str) -> int:
+        """Listen on ``address``, on a port the kernel chooses; returns it."""
+        self._thread.start()
+        port: int = self._run(self._listen(address))
+        return port
+
+    def introduce(self, me: NodeRecord) -> None:
+        """Who this agent is, once it knows its port."""
+        self._me = me
+        self._loop.call_soon_threadsafe(self._loop.create_task, self._speak_regularly())
+
+    def stop(self) -> None:
+        """Close everything; whoever was connected learns of it at once."""
+
+        async def close() -> None:
+            if self._server:
+                self._server.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for peer in self._peers.values():
+                if peer.writer is not None:
+                    peer.writer.close()
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            self._run(close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=2)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def of(self, node: str, incarnation: str) -> PeerState:
+        peer = self._peers.get((node, incarnation))
+        if peer is None:
+            return "unknown"
+        if peer.sign == "up" and self._clock.monotonic() - peer.heard_at > self._silent_s:
+            return "silent"
+        return peer.sign
+
+    def attend(self, records: Iterable[NodeRecord]) -> None:
+        wanted = {(r.node, r.incarnation): (r.address, r.port) for r in records}
+        self._loop.call_soon_threadsafe(self._attend, wanted)
+
+    def poke(self) -> None:
+        """Tell everybody connected (from rank 0: all; from another: rank 0) that there is something new to read."""
+        self._loop.call_soon_threadsafe(self._say, "poke")
+
+    # -- on the loop --------------------------------------------------------------------------------------------------
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=5)
+
+    async def _listen(self, address: str) -> int:
+        self._server = await asyncio.start_server(self._accept, address, 0, limit=_LINE_LIMIT)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def _attend(self, wanted: dict[Life, tuple[str, int]]) -> None:
+        self._attended = set(wanted)
+        for life, (address, port) in wanted.items():
+            peer = self._peers.setdefault(life, _Peer(address, port))
+            if peer.writer is None and peer.task is None:
+                peer.task = self._loop.create_task(self._dial(life, peer))
+        for life in [life for life, peer in self._peers.items() if peer.writer is None and peer.task is None]:
+            if life not in wanted and self._peers[life].sign != "gone":
+                del self._peers[life]
+
+    async def _dial(self, life: Life, peer: _Peer) -> None:
+        """Connect, introduce ourselves, and listen until the connection ends; then look why it did."""
+        try:
+            connection = await self._connect(life, peer)
+        finally:
+            peer.task = None
+        if connection:
+            await self._listen_to(life, peer, *connection)
+
+    async def _connect(self, life: Life, peer: _Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        assert self._me is not None
+        try:
+            opening = asyncio.open_connection(peer.address, peer.port, limit=_LINE_LIMIT)
+            reader, writer = await asyncio.wait_for(opening, _DIAL_S)
+        except ConnectionRefusedError:
+            self._note(peer, "gone")
+            return None
+        except (TimeoutError, OSError):
+            return None
+        hello: dict[str, Any] = {"token": self._token, "node": self._me.node, "incarnation": self._me.incarnation}
+        hello |= {"address": self._me.address, "port": self._me.port, "to": life}
+        try:
+            writer.write(json.dumps(hello).encode() + b"\n")
+            answer = await asyncio.wait_for(reader.readline(), _DIAL_S)
+        except (TimeoutError, OSError):
+            writer.close()
+            return None
+        if answer.strip() == b"ok":
+            return reader, writer
+        writer.close()
+        if answer.strip() == b"no":
+            self._note(peer, "gone")  # another life answers at this port
+        return None
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            hello = json.loads(await asyncio.wait_for(reader.readline(), _DIAL_S))
+            trusted = hmac.compare_digest(str(hello["token"]), self._token)
+            life, to = (str(hello["node"]), str(hello["incarnation"])), tuple(hello["to"])
+            address, port = str(hello["address"]), int(hello["port"])
+        except (TimeoutError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            writer.close()
+            return
+        me = self._me
+        if not trusted or me is None:
+            writer.close()
+            return
+        if to != (me.node, me.incarnation):
+            writer.write(b"no\n")
+            writer.close()
+            return
+        writer.write(b"ok\n")
+        peer = self._peers.setdefault(life, _Peer(address, port))
+        with contextlib.suppress(asyncio.CancelledError):  # by ``stop``; asyncio's streams would complain of it
+            await self._listen_to(life, peer, reader, writer)
+
+    async def _listen_to(
+        self, life: Life, peer: _Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        peer.writer = writer
+        peer.heard_at = self._clock.monotonic()
+        self._note(peer, "up")
+        try:
+            while line := await reader.readline():
+                peer.heard_at = self._clock.monotonic()
+                if line.strip() == b'"poke"':
+                    self._on_news()
+        except (OSError, ValueError):
+            pass
+        finally:
+            writer.close()
+        if peer.writer is writer:
+            peer.writer = None
+            peer.sign = "unknown"
+            if peer.task is None:
+                peer.task = self._loop.create_task(self._ask_why(life, peer))
+
+    async def _ask_why(self, life: Life, peer: _Peer) -> None:
+        """The connection broke: if the port refuses another one, the process is gone.
+
+        A process that is just dying may still take one, so it is asked more than once.
+        """
+        for pause_s in _ASK_AGAIN_S:
+            try:
+                _, writer = await asyncio.wait_for(asyncio.open_connection(peer.address, peer.port), _DIAL_S)
+                writer.close()
+            except ConnectionRefusedError:
+                self._note(peer, "gone")
+                break
+            except (TimeoutError, OSError):
+                break
+            await asyncio.sleep(pause_s)
+            if peer.writer is not None:
+                break  # it has come back by itself
+        peer.task = None
+        if peer.sign != "gone" and peer.writer is None and life in self._attended:
+            peer.task = self._loop.create_task(self._dial(life, peer))
+
+    def _note(self, peer: _Peer, sign: PeerState) -> None:
+        if peer.sign != sign:
+            peer.sign = sign
+            self._on_news()
+
+    def _say(self, word: str) -> None:
+        for peer in self._peers.values():
+            if peer.writer is not None:
+                with contextlib.suppress(OSError):
+                    peer.writer.write(json.dumps(word).encode() + b"\n")
+
+    async def _speak_regularly(self) -> None:
+        while True:
+            self._say(".")
+            await asyncio.sleep(_EVERY_S)

@@ -1,0 +1,36 @@
+"""What is written of a job before it runs."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``jobs/<job>/spec.json``: what ``gpuctl train`` asked for."""
+
+    job: str
+    number: int
+    """Position in line."""
+    script: str
+    """Path of the script, relative to the packed folder."""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    code: str = ""
+    """SHA-256 of the packed folder, kept at ``code/<digest>.tar.zst``."""
+    nodes_min: int = 1
+    nodes_max: int = 1
+    nproc: int | None = None
+    max_restarts: int = 0
+    image: str = ""
+    """Container image that the workers run in; empty: the node itself."""
+    allow_tcp: bool = False
+    """Begin although NCCL cannot use the fabric that the machines are sold with."""
+    submitted_at: float = 0.0
+    submitted_by: str = ""
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request to cancel a job, ``jobs/<job>/cancel``."""
+
+    now: bool = False
+    """Cancel at once, without a last checkpoint."""

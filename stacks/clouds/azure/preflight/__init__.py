@@ -1,0 +1,1 @@
+"""Questions to Azure before anything is made: ``checks``, with ``limits`` and ``permissions``."""

@@ -1,0 +1,1 @@
+"""Questions to Google Cloud before anything is made: ``checks``."""

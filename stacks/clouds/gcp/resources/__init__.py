@@ -1,0 +1,1 @@
+"""The resources that Pulumi makes on Google: ``network``, ``storage``, ``identity``, ``group``, a component each."""

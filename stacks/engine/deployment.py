@@ -1,0 +1,63 @@
+"""The content of a stack's state, as ``pulumi stack export`` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuctl.stacks.engine.errors import place
+
+NO_THING = ("pulumi:", "gpuctl:")
+"""Types of stacks, providers and components: none of them is anything in a cloud."""
+_SHOWS_IN_A_SCAN = ("tags", "labels")
+"""Inputs of what a scan by tag sees; the rest is a part of such a thing and goes with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateResource:
+    """A resource in the stack's state."""
+
+    type: str
+    """Pulumi token, such as ``aws:ec2/vpc:Vpc``."""
+    name: str
+    id: str = ""
+    """The cloud's own."""
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedCreation:
+    """A creation that was interrupted: the resource may exist, and the state has no id of it."""
+
+    type: str
+    name: str
+    shows: bool
+    """A scan by tag would find it."""
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}"
+
+
+def resources(deployment: Mapping[str, Any]) -> tuple[StateResource, ...]:
+    """The resources in the state that exist in a cloud."""
+    there = [one for one in deployment.get("resources") or () if not one["type"].startswith(NO_THING)]
+    return tuple(StateResource(*place(one["urn"]), id=str(one.get("id") or "")) for one in there)
+
+
+def has_pending(deployment: Mapping[str, Any]) -> bool:
+    """Whether the state holds operations that were interrupted."""
+    return bool(deployment.get("pending_operations"))
+
+
+def unknown(deployment: Mapping[str, Any]) -> tuple[InterruptedCreation, ...]:
+    """The creations in the state that were interrupted."""
+    pending = [one for one in deployment.get("pending_operations") or () if one["type"] == "creating"]
+    return tuple(_unknown(one["resource"]) for one in pending)
+
+
+def _unknown(resource: Mapping[str, Any]) -> InterruptedCreation:
+    inputs = resource.get("inputs") or {}
+    return InterruptedCreation(*place(resource["urn"]), shows=any(key in inputs for key in _SHOWS_IN_A_SCAN))

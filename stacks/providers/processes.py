@@ -1,0 +1,108 @@
+"""Starting and ending the processes of local nodes, and finding them again without relying on what was noted.
+
+Every process of a node carries ``GPUCTL_NODE_DIR`` in its environment, and hands it on to its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+MARK = "GPUCTL_NODE_DIR"
+_SAME_START_S = 0.02
+"""The kernel gives a process's start in ticks of 1/100 s."""
+
+
+class ProcessRecord(msgspec.Struct, frozen=True):
+    """A process on this machine, in ``<dir>/process.json``: a pid alone may be somebody else's by now, so the start
+    time is kept with it."""
+
+    pid: int
+    started_at: float
+
+
+def start(folder: Path, module: str, args: Sequence[str], env: Mapping[str, str], log: str) -> ProcessRecord:
+    """Start ``python -m module args`` detached, marked as ``folder``'s, and note it there.
+
+    Args:
+        folder: where it runs, and where ``process.json`` and its log are.
+        module: a Python module that this interpreter can run.
+        args: its command line.
+        env: all of its environment, but for the mark.
+        log: name of a file in ``folder``, to which its output is appended.
+    """
+    with (folder / log).open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *args],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env={**env, MARK: str(folder)},
+            start_new_session=True,
+        )
+    noted = ProcessRecord(process.pid, psutil.Process(process.pid).create_time())
+    (folder / "process.json").write_bytes(msgspec.json.encode(noted))
+    return noted
+
+
+def noted_process(folder: Path) -> psutil.Process | None:
+    """The process that ``start`` noted in ``folder``, if that very one still lives."""
+    try:
+        noted = msgspec.json.decode((folder / "process.json").read_bytes(), type=ProcessRecord)
+        process = psutil.Process(noted.pid)
+        same = abs(process.create_time() - noted.started_at) <= _SAME_START_S
+    except (OSError, msgspec.MsgspecError, psutil.Error):
+        return None
+    return process if same and lives(process) else None
+
+
+def lives(process: psutil.Process) -> bool:
+    """A zombie does not: it has ended, and whoever adopted it takes its time to notice."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def wait_until_ended(alive: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that still live after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while (alive := [process for process in alive if lives(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return list(alive)
+
+
+def marked_processes(folder: Path) -> list[psutil.Process]:
+    """All living processes whose mark is ``folder`` or below it, but this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            mark = process.environ().get(MARK, "")
+            inside = mark == str(folder) or mark.startswith(f"{folder}/")
+            if inside and process.pid != os.getpid() and lives(process):
+                found.append(process)
+    return found
+
+
+def kill_all(folder: Path, patience_s: float = 5.0) -> list[psutil.Process]:
+    """SIGKILL everything marked ``folder``, children included; returns what lives on all the same."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        alive = marked_processes(folder)
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                for child in process.children(recursive=True):
+                    child.kill()
+                process.kill()
+        if not alive or time.monotonic() > deadline:
+            return alive
+        wait_until_ended(alive, 0.2)

@@ -1,0 +1,5 @@
+"""Notes that gpuctl keeps on a user's machine.
+
+- ``paths``: where
+- ``clusters``: which clusters there are
+"""

@@ -1,0 +1,256 @@
+"""The agent as its machine starts it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+import msgspec
+import pytest
+
+from gpuctl.bootstrap.boot.idle import IdleCheck
+from gpuctl.bootstrap.identity import NodeIdentity
+from gpuctl.cli.session.code_upload import send_folder
+from gpuctl.cluster import layout
+from gpuctl.cluster.agreement import ledgers
+from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.codec import encode
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from tests.fakes.faults import Fault, Proxy
+from tests.fakes.stores import s3
+from tests.waiting import until
+
+_AGENT = """
+    import signal, sys
+    from pathlib import Path
+    import msgspec
+    from gpuctl.bootstrap.agent.agent import Agent
+    from gpuctl.bootstrap.identity import NodeIdentity
+    from gpuctl.bootstrap.agent.host_files import MOST_WAIT_S
+    from gpuctl.cluster.clock import SystemClock
+
+    class Clock(SystemClock):
+        ahead_s = 0.0
+
+        def monotonic(self):
+            return super().monotonic() + self.ahead_s
+
+        def leap(self, *_):
+            self.ahead_s += MOST_WAIT_S
+
+    clock = Clock()
+    signal.signal(signal.SIGUSR1, clock.leap)
+    folder = Path(sys.argv[1])
+    Agent(folder, msgspec.json.decode((folder / "identity.json").read_bytes(), type=NodeIdentity), clock).serve()
+"""
+_WORKS = """
+    import sys, time
+    from pathlib import Path
+
+    here = Path(sys.argv[1])
+    (here / "begun").touch()
+    while not (here / "go").exists():
+        time.sleep(0.05)
+    (here / "over").touch()
+"""
+_HANGS = """
+    import sys, time
+    from pathlib import Path
+
+    (Path(sys.argv[1]) / "begun").touch()
+    time.sleep(1e6)
+"""
+
+
+def test_an_agent_without_a_cluster_names_the_bucket_and_not_its_keys(tmp_path: Path, s3_url: str) -> None:
+    """What it says goes to the journal, and from there into the bucket."""
+    assert "secret_access_key=" in s3_url, "the test is about the keys"
+    identity = NodeIdentity(node="node-0", address="127.0.0.1", bucket=s3_url)
+    (tmp_path / "identity.json").write_bytes(msgspec.json.encode(identity))
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuctl.bootstrap.agent", str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert said.endswith(f": no cluster found at {s3_url.partition('?')[0]}; create it with `gpuctl up`\n")
+    assert "access_key" not in said
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("script", [_WORKS, _HANGS], ids=["over", "stalled"])
+def test_a_machine_whose_bucket_is_gone_for_good_is_idle_some_time_after_its_job_is_over(
+    script: str, tmp_path: Path
+) -> None:
+    """Else it is paid for for ever: nobody can tell that the job has ended, but the workers have."""
+    root, here = tmp_path / "root", tmp_path / "node"
+    (root / "proc").mkdir(parents=True)
+    (root / "var/lib/gpuctl/boot").mkdir(parents=True)
+    (root / "var/lib/gpuctl/boot/agent.done").touch()
+    here.mkdir()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/job.py").write_text(dedent(script))
+    with ExitStack() as bucket:
+        endpoint = bucket.enter_context(s3.serving())
+        s3.create(endpoint, "gone")
+        store = open_bucket(s3.url(endpoint, "gone"))
+        spec = ClusterSpec(
+            name="c", provider="ssh", nodes_min=1, nodes_max=1, slots=1, token="t", heartbeat_s=0.2, stall_minutes=0.05
+        )
+        store.put(layout.CLUSTER, encode(spec))
+        identity = NodeIdentity(node="n", address="127.0.0.1", bucket=store.url, provider="ssh", root=str(root))
+        (here / "identity.json").write_bytes(msgspec.json.encode(identity))
+        code = send_folder(store, tmp_path / "code", "job.py")
+        queue.submit(store, spec, queue.JobRequest(script="job.py", args=(str(tmp_path),), code=code))
+        with _agent(here, tmp_path / "agent.log") as agent:
+            until(lambda: (tmp_path / "begun").exists(), "the job to begin")
+            bucket.close()
+            (tmp_path / "go").touch()
+            log = tmp_path / "agent.log"
+            if script is _WORKS:
+                until(lambda: (tmp_path / "over").exists(), "the job to end")
+            else:
+                until(lambda: "stalled: no step" in log.read_text(), "the job to count as stalled")
+            watch = IdleCheck(root, 4.0, lambda: 0.0)
+
+            def is_over() -> bool:
+                watch.look(time.monotonic())
+                agent.send_signal(signal.SIGUSR1)  # half an hour passes
+                return watch.is_over()
+
+            until(is_over, "the machine to be idle")
+
+
+def test_an_exit_that_the_bucket_does_not_take_at_once_is_sent_again_and_waited_for(
+    tmp_path: Path, s3_endpoint: str
+) -> None:
+    """Else the round never ends: a node that is told to leave leaves once its exit is known, and no sooner."""
+    with _at_work(tmp_path, s3_endpoint) as node:
+        refused = node.proxy.plan("refuse", "PUT", r"/exits/", times=1000, status=403, code="AccessDenied")
+        (tmp_path / "go").touch()
+        assert refused.met.wait(60)
+        node.is_told_to_leave()
+        node.keeps_trying(refused)
+        node.proxy.heal()
+        assert node.agent.wait(60) == 0
+        assert node.exits(), ledgers.rounds(node.bucket, node.job).read().value
+
+
+def test_an_exit_of_a_round_that_is_over_is_recorded_all_the_same(tmp_path: Path, s3_endpoint: str) -> None:
+    """The job has ended without it, so nobody waits for it; but it is all that tells how far this node came."""
+    with _at_work(tmp_path, s3_endpoint) as node:
+        queue.ask_to_cancel(node.bucket, node.job, now=True)
+        until(lambda: _phase(node) == "ended", "the job to end")
+        until(node.exits, "the exit")
+
+
+def test_a_node_leaves_once_the_exit_of_a_round_that_is_over_is_out(tmp_path: Path, s3_endpoint: str) -> None:
+    with _at_work(tmp_path, s3_endpoint) as node:
+        refused = node.proxy.plan("refuse", "PUT", r"/exits/", times=1000, status=403, code="AccessDenied")
+        queue.ask_to_cancel(node.bucket, node.job, now=True)
+        assert refused.met.wait(60)
+        node.is_told_to_leave()
+        node.keeps_trying(refused)
+        node.proxy.heal()
+        assert node.agent.wait(60) == 0
+        assert node.exits()
+
+
+def test_a_beat_that_is_on_its_way_when_the_node_leaves_does_not_bring_it_back(
+    tmp_path: Path, s3_endpoint: str
+) -> None:
+    with _at_work(tmp_path, s3_endpoint) as node:
+        refused = node.proxy.plan("refuse", "PUT", r"/exits/", times=1000, status=403, code="AccessDenied")
+        queue.ask_to_cancel(node.bucket, node.job, now=True)
+        assert refused.met.wait(60)
+        node.is_told_to_leave()  # and does not yet, for its exit's sake
+        beat = node.proxy.plan("hold", "PUT", r"/nodes/")
+        rubbed_out = node.proxy.plan("land-hold", "POST", r"\?delete", strike=beat.gate.set)
+        rubbed_out.gate.set()
+        assert beat.met.wait(60)
+        refused.times = 0
+        until(lambda: "leaving" in node.log.read_text(), "the node to leave")
+        rubbed_out.met.wait(0.5)  # it must not be while the beat is on its way
+        beat.gate.set()
+        assert node.agent.wait(60) == 0
+        assert beat.over.wait(60)
+        assert rubbed_out.met.is_set(), "else the test is about nothing"
+        assert node.bucket.get(layout.node("n")) is None
+
+
+@dataclass(frozen=True)
+class _Node:
+    agent: subprocess.Popen[bytes]
+    proxy: Proxy
+    """Between the agent and its bucket."""
+    bucket: Bucket
+    job: str
+    log: Path
+
+    def is_told_to_leave(self) -> None:
+        self.agent.send_signal(signal.SIGTERM)
+        until(lambda: b'"notice"' in (self.bucket.get(layout.node("n")) or b""), "the notice to be told")
+
+    def keeps_trying(self, refused: Fault) -> None:
+        """For three turns of the agent's loop."""
+        for _ in range(3):
+            refused.met.clear()
+            until(lambda: refused.met.is_set() or self.agent.poll() is not None, "another try")
+            assert self.agent.poll() is None, self.log.read_text()
+
+    def exits(self) -> list[str]:
+        return [entry.key for entry in self.bucket.list(f"jobs/{self.job}/exits")]
+
+
+def _phase(node: _Node) -> str:
+    found = ledgers.rounds(node.bucket, node.job).read().value
+    return found.phase if found else "wait"
+
+
+@contextmanager
+def _at_work(folder: Path, s3_endpoint: str) -> Iterator[_Node]:
+    """A node whose only job waits for the file ``go``."""
+    here, log = folder / "node", folder / "agent.log"
+    here.mkdir()
+    (folder / "code").mkdir()
+    (folder / "code/job.py").write_text(dedent(_WORKS))
+    name = f"exits-{uuid.uuid4().hex}"
+    s3.create(s3_endpoint, name)
+    direct = open_bucket(s3.url(s3_endpoint, name))
+    spec = ClusterSpec(name="c", provider="local", nodes_min=1, nodes_max=1, slots=1, token="t", heartbeat_s=0.2)
+    direct.put(layout.CLUSTER, encode(spec))
+    with Proxy(s3_endpoint).running() as proxy:
+        identity = NodeIdentity(node="n", address="127.0.0.1", bucket=s3.url(proxy.url, name), provider="local")
+        (here / "identity.json").write_bytes(msgspec.json.encode(identity))
+        (here / "notice_s").write_text("600")
+        code = send_folder(direct, folder / "code", "job.py")
+        job = queue.submit(direct, spec, queue.JobRequest(script="job.py", args=(str(folder),), code=code)).job
+        with log.open("wb") as said:
+            command = [sys.executable, "-m", "gpuctl.bootstrap.agent", str(here)]
+            agent = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        try:
+            until(lambda: (folder / "begun").exists(), "the job to begin")
+            yield _Node(agent, proxy, direct, job, log)
+        finally:
+            agent.kill()
+            agent.wait()
+
+
+@contextmanager
+def _agent(folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as said:
+        command = [sys.executable, "-c", dedent(_AGENT), str(folder)]
+        agent = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+    try:
+        yield agent
+    finally:
+        agent.kill()
+        agent.wait()

@@ -1,0 +1,78 @@
+"""Heartbeats of a node that leaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from gpuctl.bootstrap.agent.heartbeat import Heartbeat
+from gpuctl.cluster import layout
+from gpuctl.cluster.records.nodes import NodeRecord
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+
+NODE = "node-0"
+PATIENCE_S = 30.0
+
+
+class Held(Bucket):
+    """A bucket in which a write takes as long as the test wants."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE_S)
+        self._bucket.put(key, data)
+
+
+def record(beat: int) -> NodeRecord:
+    return NodeRecord(node=NODE, incarnation="i", beat=beat, address="127.0.0.1", port=1)
+
+
+def test_no_beat_comes_after_the_end_not_even_one_that_was_on_its_way(tmp_path: Path) -> None:
+    bucket = open_bucket((tmp_path / "bucket").as_uri())
+    held = Held(bucket)
+    heart = Heartbeat(held, 60.0, record)
+    beating = threading.Thread(target=heart.send)
+    beating.start()
+    assert held.begun.wait(PATIENCE_S)
+
+    def leave() -> None:
+        heart.end()
+        bucket.delete([layout.node(NODE)])
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    leaving.join(0.2)
+    assert leaving.is_alive(), "the node was rubbed out under a beat that is on its way"
+    held.go_on.set()
+    for thread in (beating, leaving):
+        thread.join(PATIENCE_S)
+    heart.send()
+    assert bucket.list(layout.NODES) == []
+
+
+def test_an_agent_whose_loop_hangs_does_not_look_alive(tmp_path: Path) -> None:
+    bucket = open_bucket((tmp_path / "bucket").as_uri())
+    asked = threading.Semaphore(0)
+    is_well = threading.Event()
+
+    def look() -> bool:
+        asked.release()
+        return is_well.is_set()
+
+    heart = Heartbeat(bucket, 0.01, record)
+    heart.start(look)
+    for _ in range(3):
+        assert asked.acquire(timeout=PATIENCE_S)
+    assert bucket.list(layout.NODES) == []
+    is_well.set()
+    until = time.monotonic() + PATIENCE_S
+    while not bucket.list(layout.NODES):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    heart.end()

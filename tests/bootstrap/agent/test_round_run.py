@@ -1,0 +1,197 @@
+"""How a node's part in a round ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuctl.bootstrap.agent.round_run import RoundRun
+from gpuctl.bootstrap.jobs.workspace import JobWorkspace
+from gpuctl.bootstrap.launch.container_runtime import Containers
+from gpuctl.bootstrap.launch.interpreter import Interpreter, Launched, OnExit
+from gpuctl.bootstrap.mirror.mirror import Mirror
+from gpuctl.bootstrap.mirror.watched_folder import WatchedFolder
+from gpuctl.bootstrap.ports import PortPool
+from gpuctl.cluster import layout
+from gpuctl.cluster.clock import Clock, SystemClock
+from gpuctl.cluster.records.codec import encode
+from gpuctl.cluster.records.jobs import JobSpec
+from gpuctl.cluster.records.rounds import Member, NodeExit, Round
+from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.cluster.worker_context import DRAINED, STDERR_MARK, WorkerContext
+from gpuctl.trainers.launchers.torchrun import LaunchSpec
+from tests.fakes.clock import HandClock
+from tests.waiting import until
+
+# The kernel takes no path of more than 4096 bytes: nobody who names it in one sees what lies there.
+SCRIPT = """
+import os, pathlib, sys
+if "drained" in sys.argv: pathlib.Path(sys.argv[1]).touch()
+os.chdir(sys.argv[2])
+for _ in range(17):
+    os.mkdir("d" * 250)
+    os.chdir("d" * 250)
+open("model", "w").close()
+"""
+
+# Leaves a file in the folder of the job: all of it, or half of it before it fails or hangs.
+WRITER = """
+import pathlib, sys, time
+how = sys.argv[3]
+pathlib.Path(sys.argv[2], "model").write_text("whole" if how == "whole" else "ha")
+if how == "fails": sys.exit(1)
+if how == "hangs": time.sleep(600)
+"""
+
+
+class OneProcess(Interpreter):
+    """Runs the script with no launcher and no torch. ``meanwhile`` is done while the run does not know of it yet."""
+
+    def __init__(self, *args: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._args = args
+        self._meanwhile = meanwhile
+
+    def launch(self, spec: LaunchSpec, listening: socket.socket | None, *, fresh: bool, on_exit: OnExit) -> Launched:
+        assert listening and not fresh
+        log = Path(spec.log_dir) / "x" / "attempt_0" / "0" / "stdout.log"
+        log.parent.mkdir(parents=True)
+        with log.open("w") as output:
+            process = subprocess.Popen([sys.executable, spec.script, *self._args], stdout=output, stderr=output)
+        threading.Thread(target=lambda: on_exit([] if process.wait(30) == 0 else "it failed"), daemon=True).start()
+        self._meanwhile()
+        return Launched(process.pid)
+
+
+def run(
+    tmp_path: Path,
+    how: str,
+    *,
+    script: str = SCRIPT,
+    number: int = 1,
+    clock: Clock | None = None,
+    launching: Callable[[RoundRun], None] = lambda _: None,
+    running: Callable[[RoundRun], None] = lambda _: None,
+    nodes: int = 1,
+    fabric: str = "",
+    allow_tcp: bool = False,
+    **env: str,
+) -> tuple[NodeExit, str]:
+    """A script, by default one whose files cannot be kept; returns its end and its log, empty if it never ran.
+    ``launching`` and ``running`` are done while it starts and while it runs. ``env``: the node's."""
+    store = open_bucket((tmp_path / "bucket").as_uri())
+    spec = JobSpec(job="job-1", number=1, script="train.py", nodes_min=1, nodes_max=nodes, allow_tcp=allow_tcp)
+    store.put(layout.job_spec("job-1"), encode(spec))
+    workspace = JobWorkspace(store, tmp_path / "job", "job-1")
+    workspace.code.mkdir(parents=True, exist_ok=True)
+    (workspace.code / "train.py").write_text(script)
+    context = WorkerContext(
+        cluster="default",
+        bucket=store.url,
+        job="job-1",
+        round=number,
+        node="node-0",
+        round_dir=workspace.round_dir(number),
+        checkpoint_dir=workspace.folder / "checkpoints",
+        tensorboard_dir=workspace.round_dir(number) / "tensorboard",
+    )
+    ports, clock, ended = PortPool("127.0.0.1", 1), clock or SystemClock(), threading.Event()
+    members = tuple(Member(node=f"node-{n}", incarnation="i", address="127.0.0.1", nproc=1) for n in range(nodes))
+    (port,) = ports.offered()
+    round_ = Round(
+        job="job-1", number=number, phase="run", epoch=1, members=members, master_address="127.0.0.1", master_port=port
+    )
+    mirror = Mirror(store, WatchedFolder(context.checkpoint_dir), round_, 0, clock, print)
+    part = RoundRun(round_, 0, workspace, context, mirror, clock, ended.set, fabric=fabric)
+    drained = str(context.round_dir / f"{DRAINED}.0")
+    process = OneProcess(drained, str(context.checkpoint_dir), how, meanwhile=lambda: launching(part))
+    containers = Containers(tmp_path, {}, os.environ, False, print, ended.clear)
+    try:
+        part.start(process, containers, ports, env)
+        running(part)
+        assert ended.wait(30)
+    finally:
+        ports.close()
+    assert part.exit
+    logs = [path.read_text().replace(STDERR_MARK.decode(), "") for path in part.log_dir.rglob("stdout.log")]
+    return part.exit, "".join(logs)
+
+
+@pytest.mark.parametrize("how", ["drained", "completed"])
+def test_it_is_told_that_the_last_files_of_a_script_could_not_be_kept(tmp_path: Path, how: str) -> None:
+    node_exit, log = run(tmp_path, how)
+    what = "the last files in $GPUCTL_CHECKPOINT_DIR could not be saved: [Errno 36] File name too long"
+    if how == "completed":
+        assert node_exit.status == "failed"
+        assert node_exit.ranks[0].message.startswith(what)
+    else:
+        assert node_exit.status == "drained"
+        assert node_exit.ranks == ()
+        assert log.startswith(f"gpuctl: {what}") and log.endswith("; the next round starts from the previous ones\n")
+
+
+def test_several_nodes_do_not_begin_over_tcp_where_a_fabric_was_paid_for(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"nodes": 2, "fabric": "efa", "LD_LIBRARY_PATH": str(tmp_path)}
+    node_exit, _ = run(tmp_path / "1", "drained", **asked)
+    assert node_exit.status == "failed"
+    assert node_exit.ranks[0].message.startswith(
+        "could not start: NCCL cannot use EFA on this node: its plug-in cannot be loaded (libnccl-net.so: "
+    )
+    otherwise: list[dict[str, Any]] = [{"allow_tcp": True}, {"nodes": 1}, {"fabric": "gvnic"}, {"NCCL_NET": "Socket"}]
+    for number, how in enumerate(otherwise):
+        assert run(tmp_path / f"also {number}", "drained", **{**asked, **how})[0].status == "drained", how
+
+
+def half_written(tmp_path: Path) -> bool:
+    model = tmp_path / "job" / "checkpoints" / "model"
+    return model.exists() and model.read_text() == "ha"
+
+
+def kill_once_it_has_written(tmp_path: Path, part: RoundRun) -> None:
+    until(lambda: half_written(tmp_path), "half a file")
+    part.kill()
+
+
+@pytest.mark.parametrize(("how", "status"), [("fails", "failed"), ("hangs", "stopped")])
+def test_half_a_file_of_workers_that_failed_or_were_killed_replaces_no_whole_one(
+    tmp_path: Path, how: str, status: str
+) -> None:
+    assert run(tmp_path, "whole", script=WRITER)[0].status == "completed"
+    end: Callable[[RoundRun], None] = partial(kill_once_it_has_written, tmp_path) if how == "hangs" else lambda _: None
+    assert run(tmp_path, how, script=WRITER, number=2, running=end)[0].status == status
+    store, members = (
+        open_bucket((tmp_path / "bucket").as_uri()),
+        (Member(node="node-1", incarnation="i", address="127.0.0.1", nproc=1),),
+    )
+    third = Round(job="job-1", number=3, phase="run", epoch=1, members=members)
+    Mirror(store, WatchedFolder(tmp_path / "fresh"), third, 0, SystemClock(), print).restore({})
+    assert (tmp_path / "fresh" / "model").read_text() == "whole"
+
+
+def test_a_run_that_is_ended_while_it_launches_leaves_no_workers(tmp_path: Path) -> None:
+    assert run(tmp_path, "hangs", script=WRITER, launching=RoundRun.kill)[0].status == "stopped"
+
+
+def test_a_script_that_does_not_stop_is_killed_at_the_drains_deadline(tmp_path: Path) -> None:
+    clock = HandClock()
+
+    def drain(part: RoundRun) -> None:
+        until(lambda: half_written(tmp_path), "half a file")
+        drained = msgspec.structs.replace(part.round, phase="drain", reason="node-1 joined", drain_s=30.0)
+        part.ask_to_stop(drained)
+        clock.now += 29.0
+        part.ask_to_stop(drained)
+        assert part.exit is None
+        clock.now += 2.0
+        part.ask_to_stop(drained)
+
+    assert run(tmp_path, "hangs", script=WRITER, clock=clock, running=drain)[0].status == "stopped"

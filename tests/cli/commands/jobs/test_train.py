@@ -1,0 +1,99 @@
+"""``gpuctl train`` before it sends anything: which folders are nobody's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuctl.cluster.jobs import queue
+from tests.fakes.written_cluster import WrittenCluster
+
+
+@pytest.fixture
+def home(written: WrittenCluster) -> Path:
+    """A home folder with keys, and a project in it."""
+    found = written.home / "ada"
+    for name in (".ssh/id_rsa", ".config/gcloud/credentials.db", ".config/editor", "project/train.py", "train.py"):
+        (found / name).parent.mkdir(parents=True, exist_ok=True)
+        (found / name).write_text("print('hello')\n")
+    (found / ".config" / "train.py").touch()
+    written.env["HOME"] = str(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "held"),
+    [
+        (".", "everything in your home"),
+        ("..", "your home folder"),
+        (".config", "{home}/.config/gcloud"),
+        (".ssh", "{home}/.ssh"),
+    ],
+)
+def test_a_folder_with_a_users_keys_is_refused(written: WrittenCluster, home: Path, folder: str, held: str) -> None:
+    written.work = (home / folder).resolve()
+    said = written.run("train", "-d", "train.py", code=2).stderr
+    assert said == (
+        f"error: the working folder is copied to the nodes, and {written.work} holds {held.format(home=home)}; "
+        "move the script to a folder of its own, and run `gpuctl train` there\n"
+    )
+    assert written.store.list("code") == []
+
+
+def test_a_project_at_home_is_sent(written: WrittenCluster, home: Path) -> None:
+    written.work = home / "project"
+    assert "not sent" not in written.run("train", "-d", "train.py").stderr
+    assert written.store.list("code") != []
+
+
+def test_what_may_hold_secrets_is_named_in_one_line(written: WrittenCluster) -> None:
+    for name in ("train.py", ".env", "key.pem"):
+        (written.work / name).touch()
+    written.env["GPUCTL_STATE_DIR"] = str(written.work / "state")
+    (written.home / "state").rename(written.work / "state")
+    (said,) = [line for line in written.run("train", "-d", "train.py").stderr.splitlines() if "not uploaded" in line]
+    assert said == (
+        "not uploaded, as they may hold secrets: .env, key.pem, state/ (to send one: a line !NAME in .gpuctlignore)"
+    )
+
+
+def test_that_a_slow_network_will_do_is_said_by_whoever_submits(written: WrittenCluster) -> None:
+    (written.work / "train.py").touch()
+    for args, allowed in (((), False), (("--allow-tcp",), True)):
+        job = written.run("train", "-d", *args, "train.py").stdout.strip()
+        assert queue.find(written.store, job).allow_tcp is allowed
+
+
+def test_a_wrong_setting_of_up_keeps_nobody_from_other_verbs(written: WrittenCluster) -> None:
+    written.env["GPUCTL_NODES"] = "abc"
+    (written.work / "train.py").touch()
+    for args in (["status"], ["train", "-d", "train.py"], ["jobs"], ["down", "-y"]):
+        written.run(*args)
+    assert "GPUCTL_NODES=abc is not a number of nodes" in written.run("up", code=2).stderr
+
+
+def test_a_misspelt_variable_is_told(written: WrittenCluster) -> None:
+    written.env |= {"GPUCTL_NODEZ": "3", "GPUCTL_DEBUG": ""}
+    assert written.run("config", "show").stderr == "GPUCTL_NODEZ is ignored; did you mean GPUCTL_NODES?\n"
+
+
+@pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "GPUCTL_CHECKPOINT_DIR"])
+def test_a_variable_that_the_launcher_sets_is_refused(written: WrittenCluster, name: str) -> None:
+    (written.work / "train.py").touch()
+    said = written.run("train", "-d", "train.py", "-e", f"{name}=7", code=2).stderr
+    assert said == f"error: {name} (from flag) is set for each worker by gpuctl; use another name\n"
+    assert written.store.list("code") == []
+
+
+def test_a_folder_is_no_script(written: WrittenCluster) -> None:
+    assert written.run("train", ".", code=2).stderr == "error: . is a folder, not a script; name a script in it\n"
+
+
+@pytest.mark.parametrize(("nproc", "is_warned"), [("1", False), ("100000", True)])
+def test_more_processes_than_this_machine_can_run_are_warned_of(
+    written: WrittenCluster, nproc: str, is_warned: bool
+) -> None:
+    (written.work / "train.py").touch()
+    said = written.run("train", "-d", "train.py", "--nproc", nproc).stderr
+    assert ("warning: 300000 processes on this machine with " in said) == is_warned

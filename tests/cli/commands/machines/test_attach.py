@@ -1,0 +1,40 @@
+"""``gpuctl attach``: what this machine then knows of a cluster that was made on another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpuctl.cluster import layout
+from gpuctl.cluster.records.codec import encode
+from gpuctl.cluster.records.nodes import SshHost
+from tests.fakes.written_cluster import WrittenCluster
+
+
+@pytest.mark.skipif(not shutil.which("ssh"), reason="no ssh here: apt-get install openssh-client")
+def test_up_goes_on_with_the_machines_that_the_other_one_named(tmp_path: Path, file_url: str) -> None:
+    lab = WrittenCluster(tmp_path, file_url, provider="ssh", name="lab")
+    lab.env |= {"GPUCTL_STATE_DIR": str(tmp_path / "elsewhere"), "HOME": str(tmp_path)}
+    for node, port, dropped in (("lab-0", 1, False), ("lab-1", 2, True)):
+        host = SshHost(node=node, target=f"127.0.0.1:{port}", host="127.0.0.1", port=port, dropped=dropped)
+        lab.store.put(layout.ssh_host(node), encode(host))
+    lab.run("attach", lab.url)
+    known = json.loads((tmp_path / "elsewhere" / "clusters" / "lab.json").read_text())
+    assert known["hosts"] == ["127.0.0.1:1"]
+    said = lab.run("up", "-c", "lab", code=1).stderr.splitlines()  # nothing listens there
+    assert said[-1].startswith("error: 1 of 1 machines did not become nodes: ")
+
+
+def test_without_ssh_it_is_said_what_to_install_and_nothing_is_made(tmp_path: Path, file_url: str) -> None:
+    lab = WrittenCluster(tmp_path, file_url, provider="ssh", name="lab")
+    state = tmp_path / "elsewhere"
+    lab.env |= {"GPUCTL_STATE_DIR": str(state), "PATH": str(tmp_path), "HOME": str(tmp_path)}
+    up = ("up", "-c", "new", "--provider", "ssh", "--hosts", "127.0.0.1:1", "--bucket", f"file://{tmp_path}/new")
+    said = lab.run(*up, code=1).stderr.splitlines()
+    assert said[-1] == (
+        "error: `ssh` is not installed on this machine; install OpenSSH's client: apt-get install openssh-client"
+    )
+    assert not (tmp_path / "new").exists() and not (state / "clusters").exists()

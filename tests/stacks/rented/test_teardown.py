@@ -1,0 +1,95 @@
+"""A cluster that is taken away, where the cloud and the state do not agree on what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psutil
+
+from gpuctl.stacks.clouds.answers import Leftover, Scan
+from gpuctl.stacks.clouds.interface import Cloud
+from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource
+from gpuctl.stacks.engine.errors import FailureKind, StackFailed
+from gpuctl.stacks.rented.teardown import Teardown
+from gpuctl.stacks.request.stack_request import StackRequest
+
+NETWORK = Leftover(cluster="demo", kind="network", id="gpuctl-demo", region="", cluster_id="the-one")
+SUBNET = Leftover(cluster="demo", kind="subnetwork", id="gpuctl-demo-nodes", region="us-central1", cluster_id="the-one")
+REQUEST = StackRequest(
+    cluster="demo",
+    provider="gcp",
+    type="a2-highgpu-8g",
+    nodes_min=1,
+    nodes_max=1,
+    region="us-central1",
+    id="the-one",
+)
+
+
+class Account(Cloud):
+    """What there is, by its tags."""
+
+    name = "gcp"
+
+    def __init__(self, *there: Leftover) -> None:
+        self.there = list(there)
+
+    def program(self, *_: object) -> Mapping[str, object]:
+        raise NotImplementedError
+
+    def extras(self, *_: object) -> Any:
+        raise NotImplementedError
+
+    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
+        assert cluster == REQUEST.cluster
+        return Scan(regions=tuple(regions), found=tuple(self.there))
+
+    def remove(self, leftovers: Sequence[Leftover], say: Callable[[str], None]) -> None:
+        for one in leftovers:
+            say(f"deleted {one.kind} {one.id}")
+            self.there.remove(one)
+
+
+class State:
+    """Knows of a network, and that a subnetwork was being made in it, which shows once that is forgotten."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._unknown: tuple[InterruptedCreation, ...] = (
+            InterruptedCreation("gcp:compute/subnetwork:Subnetwork", "demo", shows=True),
+        )
+
+    def unknown(self, **_: bool) -> tuple[InterruptedCreation, ...]:
+        return self._unknown
+
+    def forget_unknown(self, **_: bool) -> None:
+        self._unknown = ()
+        self._account.there.append(SUBNET)
+
+    def resources(self) -> tuple[StateResource, ...]:
+        known = StateResource("gcp:compute/network:Network", "demo", id="projects/p/global/networks/gpuctl-demo")
+        return (known,) if NETWORK in self._account.there else ()
+
+    def destroy(self, **_: bool) -> None:
+        if SUBNET in self._account.there:
+            raise StackFailed(FailureKind.RESOURCE, "the network is already being used by the subnetwork")
+        self._account.there.remove(NETWORK)
+
+    def refresh(self, **_: bool) -> None:
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        raise NotImplementedError
+
+    def orphaned_plugins(self) -> list[psutil.Process]:
+        return []
+
+
+def test_resource_that_shows_late_is_removed_before_the_next_try() -> None:
+    """Its creation was with the cloud when engine and plug-in were killed: a scan right after that does not see it."""
+    account, said, waited = Account(NETWORK), list[str](), list[float]()
+    left = Teardown(REQUEST, account, State(account), said.append, pause=waited.append, now=lambda: 0.0).all()
+    assert (left.found, account.there) == ((), [])
+    assert waited == [10.0], "not the five minutes of all tries"
+    assert "deleted subnetwork gpuctl-demo-nodes" in said

@@ -1,0 +1,67 @@
+"""What is read out of NCCL's logs (see ``nccl/README.md`` for where they are from)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuctl.trainers.diagnostics.nccl_log import transport
+
+LOGS = Path(__file__).with_name("nccl")
+
+
+FOUND = {
+    "efa": ("efa", True, "ens32"),
+    "efa-new": ("efa", True, "enp71s0"),
+    "efa-without-device": ("socket", False, "eth0"),
+    "efa-over-tcp": ("libfabric/tcp;ofi_rxm", False, ""),
+    "no-plugin": ("socket", False, "eth0"),
+    "infiniband": ("infiniband", True, "eth0"),
+    "infiniband-2.4": ("infiniband", False, ""),
+    "roce": ("roce", False, "enp225s0f1"),
+    "gvnic": ("socket", False, "eth0"),
+    "one-machine": ("", False, "eth0"),
+}
+"""Log to network, GPUDirect and interface."""
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
+def test_the_network_is_the_one_that_was_used(path: Path) -> None:
+    found = transport(path.read_text())
+    assert (found.network, found.gdr, found.interface) == FOUND[path.stem]
+
+
+@pytest.mark.parametrize(
+    ("name", "clue"),
+    [
+        ("efa-without-device", "libfabric found no EFA device"),
+        ("efa-over-tcp", "set FI_PROVIDER=efa"),
+        ("no-plugin", "NCCL_IB_DISABLE=1 is set"),
+        ("gvnic", "no InfiniBand device"),
+    ],
+)
+def test_the_likeliest_cause_of_a_slower_network_comes_first(name: str, clue: str) -> None:
+    assert clue in transport(_log(name)).clues[0]
+
+
+def test_without_the_plug_in_that_is_said_too() -> None:
+    assert any("libnccl-net.so" in clue for clue in transport(_log("no-plugin")).clues)
+
+
+@pytest.mark.parametrize("name", ["efa", "efa-new", "infiniband"])
+def test_a_fast_network_needs_no_explanation(name: str) -> None:
+    assert transport(_log(name)).clues == ()
+
+
+def test_one_worker_on_tcp_among_fast_ones_is_not_overlooked() -> None:
+    found = transport(_log("efa") + _log("efa-without-device"))
+    assert found.network == "socket" and not found.gdr
+
+
+def test_a_log_that_says_nothing_says_nothing() -> None:
+    assert transport("").network == "" and transport("NCCL version 2.21.5+cuda12.4\n").network == ""
+
+
+def _log(name: str) -> str:
+    return (LOGS / f"{name}.log").read_text()

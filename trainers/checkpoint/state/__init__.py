@@ -1,0 +1,8 @@
+"""What a checkpoint holds of a training run.
+
+- ``state_tensors``: a state as tensors by name
+- ``load_targets``: and back
+- ``treespec``: what is kept of it besides tensors
+- ``optimizers``: which optimizers can be kept
+- ``rng``: random number generators
+"""

@@ -1,0 +1,11 @@
+"""How a node's worker processes are started and ended.
+
+Read in this order:
+
+- ``torchrun``: one round's workers, with torchrun's own launcher
+- ``warm_interpreter``: a process with torch imported, which forks a launcher for each round
+- ``preload``: what it imports beforehand
+- ``worker_processes``: what torch's launcher does with processes, made quicker
+- ``descendants``: finding what a worker has started, to end it
+- ``container_entry``: the same in an image of the user's
+"""

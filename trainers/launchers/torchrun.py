@@ -1,0 +1,265 @@
+"""Starting one node's workers for one round, with torchrun's own launcher.
+
+torchrun's elasticity is not used (see ``docs/decisions``): each round is a static launch with ``max_restarts=0``, its
+rendezvous a fresh TCPStore on a port that rank 0's agent has held open since before the round was decided.
+
+Call ``launch`` in a process of its own: one forked from a ``warm_interpreter`` has its workers up in 0.1-0.3 s. For
+jobs that need a new interpreter (see ``needs_fresh``) ``python -m gpuctl.trainers.launchers.torchrun SPEC RESULT [FD]``
+does the same, in 3 s and more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import linecache
+import multiprocessing.process
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpuctl.cluster.atomic_write import write_atomic
+from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
+from gpuctl.cluster.worker_context import STDERR_MARK
+from gpuctl.trainers.launchers.descendants import end_holders
+
+
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node needs to know to start its workers."""
+
+    job: str
+    round: int
+    rank: int
+    """The node's rank: torchrun's group rank."""
+    nodes: int
+    nproc: int
+    address: str
+    """Of this node."""
+    master_address: str
+    master_port: int
+    script: str
+    """Absolute path."""
+    args: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    """The workers' whole environment but for what torchrun adds."""
+    log_dir: str
+
+    @property
+    def run_id(self) -> str:
+        return f"{self.job}-{self.round}"
+
+
+class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that did not end with exit code 0."""
+
+    local_rank: int
+    exit_code: int
+    """As the shell has it: 128 + signal number."""
+    pid: int = 0
+    """0: not known."""
+
+
+_ONLY_AT_START = ("LD_", "DYLD_", "PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_")
+
+
+def needs_fresh(env: Mapping[str, str]) -> bool:
+    """Whether a job's variables are of the kind that is read only when a process starts or torch is imported."""
+    return any(name.startswith(_ONLY_AT_START) for name in env)
+
+
+def launch(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
+    """Run the round's workers on this node and return those that failed. Call it in a process of its own.
+
+    ``listening`` is the file descriptor of the master's listening socket, on rank 0 only.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from gpuctl.trainers.launchers import worker_processes
+
+    worker_processes.install()
+    signal.signal(signal.SIGCHLD, end_leftovers)
+    rendezvous_handler_registry.register("gpuctl", lambda _: _static_rendezvous(spec, listening))
+    config = LaunchConfig(
+        min_nodes=spec.nodes,
+        max_nodes=spec.nodes,
+        nproc_per_node=spec.nproc,
+        run_id=spec.run_id,
+        rdzv_backend="gpuctl",
+        max_restarts=0,
+        monitor_interval=0.03,
+        start_method="fork",
+        local_addr=spec.address,
+        logs_specs=DefaultLogsSpecs(log_dir=spec.log_dir, redirects=Std.ALL),
+        shutdown_timeout=10,
+    )
+    try:
+        elastic_launch(config, run_script)(spec.script, *spec.args)
+    except ChildFailedError as error:
+        return [
+            WorkerFailure(local_rank=f.local_rank, exit_code=_shell_code(f.exitcode), pid=f.pid)
+            for f in error.failures.values()
+        ]
+    return []
+
+
+def end_leftovers(*_: Any) -> None:
+    """End what a worker that has ended left of itself: what it forked, and what executes no other program.
+
+    torch's launcher sees the end of a worker by that of a pipe, whose other end such a process has inherited; it would
+    wait for as long as the process lives. Called when a child ends.
+    """
+    if sys.platform != "linux":
+        return
+    for worker in list(multiprocessing.process._children):  # type: ignore[attr-defined]  # active_children() reaps
+        if worker.pid and _has_ended(worker.pid):
+            with contextlib.suppress(OSError):
+                end_holders(worker.sentinel)
+
+
+def _has_ended(pid: int) -> bool:
+    """Leaves it for torch to reap."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _static_rendezvous(spec: LaunchSpec, listening: int | None) -> Any:
+    """torchrun's static rendezvous on a socket that listens already: nobody can take the port or come too early."""
+    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+    class ListeningRendezvous(StaticTCPRendezvous):
+        def get_backend(self) -> str:
+            return "gpuctl"
+
+        def next_rendezvous(self) -> RendezvousInfo:
+            store = TCPStore(
+                self.master_addr,
+                self.master_port,
+                self.world_size,
+                is_master=listening is not None,
+                timeout=self.timeout,
+                wait_for_workers=False,
+                master_listen_fd=listening,
+            )
+            self._store = store
+            where = RendezvousStoreInfo(self.master_addr, self.master_port)
+            return RendezvousInfo(PrefixStore(self.run_id, store), self.rank, self.world_size, where)
+
+    return ListeningRendezvous(
+        spec.master_address, spec.master_port, spec.rank, spec.nodes, spec.run_id, timeout=_RENDEZVOUS_S
+    )
+
+
+_RENDEZVOUS_S = 300
+"""For all nodes to have come. Whoever stays away for long is lost, and the next round ends this one."""
+
+
+def run_script(script: str, *args: str) -> None:
+    """A worker's life: ``python script args`` in a process forked from a warm interpreter."""
+    _be_a_fresh_process()
+    die_with_parent()
+    sys.argv = [script, *args]
+    sys.path[0] = str(Path(script).parent)
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        import torch
+
+        torch.set_num_threads(int(threads))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exit_:
+        if exit_.code is None:
+            return  # torch's launcher waits for ever for a worker that leaves so; with code 0 it does not
+        if not isinstance(exit_.code, int):
+            print(exit_.code, file=sys.stderr)
+            raise SystemExit(1) from None
+        raise
+    except Fenced as error:  # nothing in the script is wrong
+        print(f"gpuctl: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except BaseException as error:  # noqa: BLE001 - what Python itself does with an exception that nobody caught
+        _print_as_python_would(error, script)
+        lost = isinstance(error, GpuctlError) and error.exit_code == CHECKPOINT_LOST
+        raise SystemExit(CHECKPOINT_LOST if lost else 1) from None
+    finally:
+        # multiprocessing leaves without the exit functions; a script that registered some expects them.
+        atexit._run_exitfuncs()
+        with contextlib.suppress(ValueError):
+            sys.stdout.flush()
+
+
+def die_with_parent() -> None:
+    """End this process when the one that forked it ends (Linux), so that a dead agent leaves no workers behind."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def _be_a_fresh_process() -> None:
+    """Undo what the launcher set up for itself."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    _have_one_output()
+    linecache.clearcache()
+
+
+class _Stderr(io.FileIO):
+    """Marks each line, so that those who read both streams in one can still tell them apart."""
+
+    def write(self, data: Any) -> int:
+        super().write(b"".join(STDERR_MARK + line for line in bytes(data).splitlines(keepends=True)))
+        return len(data)
+
+
+def _have_one_output() -> None:
+    """stderr goes where stdout does: of two files nobody could tell what was written first."""
+    sys.stderr.flush()
+    os.dup2(1, 2)
+    raw = io.BufferedWriter(_Stderr(2, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
+    sys.__stderr__ = sys.stderr  # type: ignore[misc]  # ours is as good as the one that the process began with
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _print_as_python_would(error: BaseException, script: str) -> None:
+    """The traceback from the script's first line on, without the frames that started it."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != script:
+        frame = frame.tb_next
+    traceback.print_exception(error.with_traceback(frame or error.__traceback__))
+
+
+def _shell_code(exit_code: int) -> int:
+    return 128 - exit_code if exit_code < 0 else exit_code
+
+
+def main(spec_path: str, result_path: str, listening: str | None = None) -> None:
+    """The launch of a new interpreter: environment and working directory are already the job's."""
+    os.setsid()
+    die_with_parent()
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=LaunchSpec)
+    failures = launch(spec, int(listening) if listening else None)
+    write_atomic(Path(result_path), msgspec.json.encode(failures))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
