@@ -29,7 +29,7 @@ _LONGEST = ("machines", "rented", "e2e")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Side by side (``-n 3``), a file's tests stay together, and so do all that boot machines. The longest begin first,
     or all would wait for them at the end."""
-    items.sort(key=lambda item: (item.get_closest_marker("exhaustive") is None, item.path.parent.name not in _LONGEST))
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.parent.name not in _LONGEST))
     for item in items:
         if item.get_closest_marker("xdist_group"):
             continue

@@ -231,7 +231,7 @@ def provider_of(page: str) -> str:
 @pytest.mark.parametrize(
     ("page", "place"),
     [
-        pytest.param(page, provider_of(page), id=page, marks=[pytest.mark.exhaustive] if SLOW.fullmatch(page) else [])
+        pytest.param(page, provider_of(page), id=page, marks=[pytest.mark.slow] if SLOW.fullmatch(page) else [])
         for page in pages()
     ],
     indirect=["place"],

@@ -15,7 +15,7 @@ from tests.paths import ROOT
 DIGITS = ROOT / "examples" / "digits.py"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_pulled_model_is_as_good_as_the_training_said(cluster: Cluster) -> None:
     shutil.copy(DIGITS, cluster.folder)
     cluster.up("2")

@@ -13,7 +13,7 @@ from tests.e2e.machine import Cluster
 
 
 @pytest.mark.timeout(360)
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_demo_keeps_its_promises_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
     done = cluster.run("demo", "--steps", "1000", "--picture", str(picture), timeout=300)

@@ -97,7 +97,7 @@ LEARNS = """
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("notice", ["0", "30"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 def test_a_job_that_lost_its_only_node_ends_with_the_same_bits(cluster: Cluster, device: str, notice: str) -> None:

@@ -90,7 +90,7 @@ def test_a_node_killed_while_another_is_away_leaves_one_that_finishes(cluster: C
     assert max(_first_steps(cluster, job).values()) > 20
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_all_nodes_killed_at_once_and_brought_back_go_on_from_the_last_checkpoint(cluster: Cluster) -> None:
     cluster.up("3")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "200", "--every", "10")
@@ -117,7 +117,7 @@ def test_workers_do_not_outlive_their_agent(cluster: Cluster) -> None:
     _succeeded(cluster, job)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_frozen_rank_0_wakes_to_find_itself_deposed_and_joins_again(cluster: Cluster) -> None:
     cluster.up("2:3")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "700")
@@ -136,7 +136,7 @@ def test_a_frozen_rank_0_wakes_to_find_itself_deposed_and_joins_again(cluster: C
     cluster.run("cancel", job)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_node_that_joins_costs_no_step(cluster: Cluster) -> None:
     cluster.up("1:2")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "100000", "--every", "100000")
@@ -152,7 +152,7 @@ def test_a_node_that_joins_costs_no_step(cluster: Cluster) -> None:
     assert sorted(steps) == list(range(1, max(steps) + 1))  # none twice, none left out
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_fixed_size_job_waits_for_the_replacement(cluster: Cluster) -> None:
     cluster.up("2")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "150")

@@ -101,7 +101,7 @@ def test_the_traceback_of_the_first_failing_rank_is_shown(cluster: Cluster) -> N
     assert "runpy" not in done.stderr and "Traceback (most recent call last)" in done.stderr
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(cluster: Cluster) -> None:
     cluster.up("1")
     script = cluster.write("count.py", COUNTING)

@@ -62,7 +62,7 @@ def test_three_sound_nodes_pass_after_the_job_before_them(cluster: Cluster) -> N
     assert "pairs measured" in done.stderr
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_fewer_nodes_and_several_workers_of_each(cluster: Cluster) -> None:
     cluster.up("2", "--slots", "2")
     found = as_json(cluster.run("verify", "--burn-in", "0.1", "-o", "json"))
@@ -77,7 +77,7 @@ def test_fewer_nodes_and_several_workers_of_each(cluster: Cluster) -> None:
     assert "the job needs 3 nodes" in too_many.stderr
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_node_behind_a_slow_wire_is_named_and_verify_fails(three: WiredCluster) -> None:
     three.slow("node-1", mbit=100)
     spec = replace(queue.cluster_spec(three.bucket), promised=Promised(network_gbps=10))
@@ -91,7 +91,7 @@ def test_a_node_behind_a_slow_wire_is_named_and_verify_fails(three: WiredCluster
     assert job["state"] == "failed" and "node-1 is slow" in job["reason"]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_pair_behind_a_firewall_is_named_where_a_collective_would_hang(three: WiredCluster) -> None:
     job = three.train(three.write("count.py", COUNTING), "--", "--steps", "1")
     three.wait_for_end(job)

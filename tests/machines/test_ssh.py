@@ -116,7 +116,7 @@ def lab(site: Site, tmp_path: Path) -> Iterator[Lab]:
         made.end()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_machines_of_a_lab_become_a_cluster_train_and_are_left_as_they_were(lab: Lab) -> None:

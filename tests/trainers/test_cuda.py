@@ -336,7 +336,7 @@ print(cuda_has_begun() == torch.cuda.is_available())
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @on_any
 def test_what_a_warm_interpreter_imports_does_not_begin_cuda(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

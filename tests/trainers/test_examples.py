@@ -43,7 +43,7 @@ def steps_in(metrics: Path) -> list[int]:
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_digits_goes_on_under_torchrun_where_python_left_off(tmp_path: Path) -> None:
     place = ("--checkpoints", tmp_path / "kept", "--checkpoint-every", 20)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"

@@ -85,7 +85,7 @@ def test_an_agent_without_a_cluster_names_the_bucket_and_not_its_keys(tmp_path: 
     assert "access_key" not in said
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [_WORKS, _HANGS], ids=["over", "stalled"])
 def test_a_machine_whose_bucket_is_gone_for_good_is_idle_some_time_after_its_job_is_over(
     script: str, tmp_path: Path

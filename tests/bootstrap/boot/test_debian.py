@@ -24,7 +24,7 @@ WANTED = (
     *("gcc", "libc6-dev", "python3-dev", "python3-venv"),
 )
 BOOT = "/opt/gpuctl/boot/gpuctl_boot"
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEP = """
 import hashlib, sys

@@ -217,7 +217,7 @@ _PROGRAMS = {
 """A program that each step runs."""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("step", _PROGRAMS)
 def test_power_lost_in_the_middle_of_a_step_and_the_next_boot_ends_well(
     make: Callable[..., BareMachine], step: str

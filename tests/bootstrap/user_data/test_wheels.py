@@ -42,7 +42,7 @@ IMAGES = {
 """By cloud: the driver of its image in October 2026 (AWS's release notes; Google's name of it; versions.json of
 azhpc-images), what that image was called, and what gpuctl takes."""
 
-pytestmark = pytest.mark.exhaustive  # an index is asked about some forty packages
+pytestmark = pytest.mark.slow  # an index is asked about some forty packages
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def fill(folder: Path) -> Path:
             return ballast
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_full_bucket_is_why_nobody_is_heard_of(small: Path, tmp_path: Path) -> None:
     cluster = WrittenCluster(tmp_path, (small / "bucket").as_uri())
     cluster.lead("node-0", view={"node-0": "live"})

@@ -43,7 +43,7 @@ def opens(urls: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", _URLS)
 def test_no_option_with_whatever_value_panics(scheme: str) -> None:
     names = {*documented(_FILES[scheme]), *documented("_client.pyi"), "http2_only", "nonsense", "x", "%20", "a%00b"}

@@ -28,7 +28,7 @@ def named(log: Path) -> set[str]:
     return found
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_backend_is_said_once_and_then_known(account: Account, teller: Teller) -> None:
     log = logged(account.folder)
     account.env["GPUCTL_CHECKIP"] = teller.url

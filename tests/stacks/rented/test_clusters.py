@@ -61,7 +61,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_it_grows_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -89,7 +89,7 @@ def test_it_grows_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(
         open_bucket(url).list("")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_machines_that_cannot_boot_are_named_with_their_reason(account: Account) -> None:
     account.boot_machines(lambda _name: False)
     done = account.up(code=1)
@@ -104,7 +104,7 @@ def test_machines_that_cannot_boot_are_named_with_their_reason(account: Account)
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_with_fewer_than_asked_for_it_goes_on_once_they_had_their_time(account: Account) -> None:
     lucky: list[str] = []
 
@@ -120,7 +120,7 @@ def test_with_fewer_than_asked_for_it_goes_on_once_they_had_their_time(account: 
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(account: Account) -> None:
     account.boot_machines()
     account.without.append("us-east-1a")
@@ -132,7 +132,7 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(account: A
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_type_that_is_sold_in_some_zones_only_is_asked_for_there(account: Account) -> None:
     """moto sells it in b and c."""
     account.boot_machines()
@@ -148,7 +148,7 @@ def test_a_type_that_is_sold_in_some_zones_only_is_asked_for_there(account: Acco
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     account.boot_machines()
     account.up("--zone", "us-east-1c", "--on-demand", "--idle-minutes", "60", nodes="1:2")
@@ -261,7 +261,7 @@ def test_a_state_that_is_of_no_use_is_forgotten_once_nothing_is_there(
     assert engine.forgotten
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_down_with_credentials_of_another_account_proves_nothing(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -281,7 +281,7 @@ def test_up_without_an_answer_rents_nothing(account: Account) -> None:
     assert not (account.folder / "state" / "clusters").exists()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_person_is_asked_once_the_price_is_known_and_sees_what_is_made(account: Account) -> None:
     account.boot_machines()
     code, shown = account.at_a_terminal("up", *account.up_flags, "--nodes", "1", typed="n\n")
@@ -321,7 +321,7 @@ def test_a_flag_that_makes_no_sense_is_one_line(account: Account, args: list[str
     assert account.up(*args, code=2).stderr.splitlines()[-1] == line
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.xdist_group("any resource aws")
 def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> None:
@@ -336,7 +336,7 @@ def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> N
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, id=way.__name__, marks=[] if way is interruptions.refused else [pytest.mark.exhaustive])
+        pytest.param(way, id=way.__name__, marks=[] if way is interruptions.refused else [pytest.mark.slow])
         for way in interruptions.WAYS
     ],
 )
@@ -351,7 +351,7 @@ def test_up_that_broke_off_at_its_group_goes_on(account: Account, way: Callable[
     assert account.run("leaks", "--provider", "aws").stdout == ""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_policy_that_no_state_knows_keeps_no_role(account: Account) -> None:
     account.boot_machines()
     interruptions.killed(account, f"create aws:iam/rolePolicy:RolePolicy {account.cluster}")
@@ -389,7 +389,7 @@ def test_up_tests_a_new_fabric_by_itself(account: Account) -> None:
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_largest_machines_come_with_all_that_they_need_and_go_with_it(account: Account) -> None:
     """Private addresses, a NAT gateway, an endpoint for SSH, machines side by side."""
     account.boot_machines()

@@ -130,7 +130,7 @@ _IMAGES = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(account: Account) -> None:
     account.boot_machines()
     done = account.up()
@@ -157,7 +157,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.xdist_group("any resource azure")
 def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> None:
@@ -165,7 +165,7 @@ def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> N
     interruptions.at_every_resource(account, 2)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -201,7 +201,7 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
         open_bucket(url, patience_s=0.0).list("")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_scale_set_that_was_deleted_is_made_anew_and_waited_for(account: Account) -> None:
     """Its machines have the names of the old one's, which have told that they live."""
     account.boot_machines()
@@ -214,7 +214,7 @@ def test_a_scale_set_that_was_deleted_is_made_anew_and_waited_for(account: Accou
     assert done.stderr.splitlines()[-1].startswith(f"error: {old[0]} could not boot: ")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_role_that_azure_has_not_heard_of_everywhere_is_given_once_more(account: Account) -> None:
     account.boot_machines()
     account.there.unheard_of = 1
@@ -232,7 +232,7 @@ def test_a_role_that_azure_has_not_heard_of_everywhere_is_given_once_more(accoun
     assert account.run("leaks", "--provider", "azure").stdout == ""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_checkpoints_that_never_had_a_bucket_need_not_be_deleted(account: Account) -> None:
     account.obstacles.refuse(f"create azure-native:resources:ResourceGroup {account.cluster}-kept")
     account.up(code=1)
@@ -245,7 +245,7 @@ def test_checkpoints_that_never_had_a_bucket_need_not_be_deleted(account: Accoun
     assert not account.there.paths()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_region_without_machines_says_why_and_another_one_may_have_them(account: Account) -> None:
     account.boot_machines()
     account.there.without.append(EAST)
@@ -264,7 +264,7 @@ def test_a_region_without_machines_says_why_and_another_one_may_have_them(accoun
     assert account.run("leaks", "--provider", "azure").stdout == ""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_after_down_it_may_come_back_in_another_region(account: Account) -> None:
     """Azure lets no resource group move, and the one of the bucket stays."""
     account.boot_machines()
@@ -278,7 +278,7 @@ def test_after_down_it_may_come_back_in_another_region(account: Account) -> None
     assert account.run("leaks", "--provider", "azure").stdout == ""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -316,7 +316,7 @@ def test_what_the_subscription_may_not_have_is_not_begun(account: Account) -> No
     assert not (account.folder / "state" / "pulumi").exists()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     account.boot_machines()
     account.up("--zone", "2", "--on-demand", "--idle-minutes", "60", nodes="1:2")

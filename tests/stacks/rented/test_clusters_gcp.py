@@ -72,7 +72,7 @@ def owner(project: Google, gcs_endpoint: str, tmp_path: Path, monkeypatch: pytes
         yield owner
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bucket_alone(owner: Owner) -> None:
     owner.boot_machines()
     done = owner.up()
@@ -98,7 +98,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     assert owner.run("status", code=2).stderr.startswith(f"error: no cluster named '{owner.cluster}'")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.xdist_group("any resource gcp")
 def test_up_that_broke_off_at_any_resource_leaves_nothing(owner: Owner) -> None:
@@ -106,7 +106,7 @@ def test_up_that_broke_off_at_any_resource_leaves_nothing(owner: Owner) -> None:
     interruptions.at_every_resource(owner, 1)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_has_left(owner: Owner) -> None:
     owner.boot_machines()
     owner.gpus = 3.0
@@ -145,7 +145,7 @@ def test_it_grows_shrinks_is_repaired_and_comes_back_with_the_bucket_that_down_h
         open_bucket(url, patience_s=0.0).list("")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Owner) -> None:
     owner.boot_machines()
     owner.held.without.append(FIRST)
@@ -168,7 +168,7 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Own
     assert owner.run("leaks", "--provider", "gcp").stdout == ""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_machines_that_a_cloud_does_not_tell_of_for_a_moment_are_not_made_elsewhere(owner: Owner) -> None:
     owner.boot_machines()
     owner.up("--zone", SECOND, nodes="1")
@@ -189,7 +189,7 @@ def test_machines_that_a_cloud_does_not_tell_of_for_a_moment_are_not_made_elsewh
     assert (owner.zone(), len(owner.machines())) == (SECOND, 2)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_pulumi_does_not_know_of_is_found_by_its_label_and_fails_down(owner: Owner) -> None:
     owner.boot_machines()
     owner.up(nodes="1")
@@ -217,7 +217,7 @@ def test_what_the_project_may_not_have_is_not_begun(owner: Owner) -> None:
     assert not (owner.folder / "state" / "pulumi").exists()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_is_not_said_again_stays_as_it_was(owner: Owner) -> None:
     owner.boot_machines()
     owner.up("--zone", SECOND, "--on-demand", "--idle-minutes", "60", nodes="1:2")

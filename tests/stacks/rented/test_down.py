@@ -56,7 +56,7 @@ def _nothing_noted(account: Account) -> None:
     shutil.rmtree(account.last_up_path().parent)
 
 
-_EXHAUSTIVE = [pytest.mark.exhaustive]
+_SLOW = [pytest.mark.slow]
 LOSSES = [
     _no_bucket,
     _no_record,
@@ -72,7 +72,7 @@ LOSSES = [
 @pytest.mark.parametrize(
     "lose",
     [
-        pytest.param(lose, id=lose.__name__.strip("_"), marks=() if lose in (_no_bucket, _no_state) else _EXHAUSTIVE)
+        pytest.param(lose, id=lose.__name__.strip("_"), marks=() if lose in (_no_bucket, _no_state) else _SLOW)
         for lose in LOSSES
     ],
 )
@@ -87,7 +87,7 @@ def test_machines_go_whatever_else_is_gone(account: Account, lose: Callable[[Acc
     assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_after_a_damaged_state_the_cluster_comes_back(account: Account) -> None:
     account.boot_machines()
     account.up()
@@ -154,7 +154,7 @@ def test_two_clusters_at_one_prefix_are_refused(account: Account) -> None:
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_laptop_that_is_gone_is_replaced_by_the_tag(account: Account, tmp_path: Path) -> None:
     account.boot_machines()
     account.up()
@@ -171,7 +171,7 @@ def test_a_laptop_that_is_gone_is_replaced_by_the_tag(account: Account, tmp_path
     assert again.stderr == f"nothing with the tag {account.cluster} on aws, in us-east-1\n"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_two_of_one_name_are_told_apart_by_their_id(account: Account) -> None:
     account.boot_machines()
     account.up()
@@ -211,7 +211,7 @@ def test_ctrl_c_in_down_says_what_is_left_and_what_it_costs(account: Account) ->
     assert account.run("leaks", "--provider", "aws").stdout == ""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_ctrl_c_while_machines_are_waited_for_says_what_they_cost(account: Account) -> None:
     """They run, and never tell of themselves."""
     with interruptions.started(account, "up", *account.up_flags, "--nodes", "1:2", "-y", "--wait", "5") as process:
@@ -228,7 +228,7 @@ def test_ctrl_c_while_machines_are_waited_for_says_what_they_cost(account: Accou
     assert account.run("leaks", "--provider", "aws").stdout == ""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_an_up_that_finds_its_group_gone_offers_the_repair(account: Account) -> None:
     account.boot_machines()
     account.up()
@@ -242,7 +242,7 @@ def test_an_up_that_finds_its_group_gone_offers_the_repair(account: Account) -> 
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_an_up_that_changes_nothing_says_so(account: Account) -> None:
     account.boot_machines()
     account.up()
@@ -252,7 +252,7 @@ def test_an_up_that_changes_nothing_says_so(account: Account) -> None:
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_may_not_be_looked_at_is_no_proof_that_it_is_gone(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")

@@ -64,7 +64,7 @@ def changed(user: Account, **fields: Any) -> None:
     note(user).write_bytes(encode(msgspec.structs.replace(user.known(), **fields)))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_an_up_that_was_refused_has_no_hold_on_the_others_bucket(rented: Account) -> None:
     spec, first = rented.spec(), rented.cluster
     rented.bucket().put("jobs/job-1/checkpoints/step", b"weights")
@@ -83,7 +83,7 @@ def test_an_up_that_was_refused_has_no_hold_on_the_others_bucket(rented: Account
     assert rented.bucket().get("jobs/job-1/checkpoints/step") == b"weights"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_prefix_below_another_clusters_is_refused_with_one_beside_it(rented: Account) -> None:
     first = rented.cluster
     below = f"{shared(rented)}/deeper/still"
@@ -95,7 +95,7 @@ def test_a_prefix_below_another_clusters_is_refused_with_one_beside_it(rented: A
     assert f"such as s3://team-{first}/{rented.cluster}" in line
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_checkpoints_of_a_cluster_below_are_not_deleted(rented: Account) -> None:
     record = ClusterSpec(name="theirs", provider="aws", nodes_min=1, nodes_max=1, id=THEIRS)
     bucket = rented.bucket()
@@ -106,7 +106,7 @@ def test_checkpoints_of_a_cluster_below_are_not_deleted(rented: Account) -> None
     assert bucket.get("theirs/jobs/job-1/checkpoints/step") == b"weights"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_bucket_that_another_cluster_uses_stays(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -121,7 +121,7 @@ def test_a_bucket_that_another_cluster_uses_stays(account: Account) -> None:
     assert open_bucket(url).list("") == [], "its own part has gone"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("region", ["us-east-1", "us-west-2"])
 def test_without_its_state_a_cluster_that_runs_is_not_made_once_more(account: Account, region: str) -> None:
     account.boot_machines()
@@ -145,7 +145,7 @@ def test_who_attached_and_is_in_another_account_now_proves_nothing(account: Acco
     assert len(account.machines()) == 1 and note(account).exists()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # all regions several times, on a server that is not AWS
 def test_a_note_without_region_or_account_has_every_region_looked_into(account: Account) -> None:
     account.boot_machines()
@@ -163,7 +163,7 @@ def test_a_note_without_region_or_account_has_every_region_looked_into(account: 
     account.run("down", "-y", "--force")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_by_tag_in_the_wrong_region_takes_no_role_from_machines_that_run(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -177,7 +177,7 @@ def test_by_tag_in_the_wrong_region_takes_no_role_from_machines_that_run(account
     assert account.known().name == account.cluster
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_carries_another_id_is_named_and_left_and_keeps_nobody(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -220,7 +220,7 @@ def _note_lost(account: Account) -> None:
     note(account).unlink()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", [_damaged, _of_a_newer_version, _note_damaged, _note_lost])
 def test_a_record_on_this_machine_that_cannot_be_read_keeps_nothing_running(
     account: Account, harm: Callable[[Account], None]
@@ -244,7 +244,7 @@ def test_one_note_that_cannot_be_read_hides_no_other(account: Account) -> None:
     assert account.cluster in done.stdout
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_leaks_looks_where_an_attached_cluster_is(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -258,7 +258,7 @@ def test_leaks_looks_where_an_attached_cluster_is(account: Account) -> None:
     assert account.run("leaks", "--provider", "aws", "--all-regions").stdout == ""
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_while_machines_cannot_be_listed_nothing_they_need_is_taken(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -291,7 +291,7 @@ def test_what_somebody_else_wrote_is_looked_at_before_it_is_used(
     assert not list(tmp_path.rglob("pwned*"))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_attach_sees_a_cluster_whose_note_is_lost(tmp_path: Path, account: Account) -> None:
     """Else ``down`` would take that one for the one that was attached."""
     account.boot_machines()
@@ -311,7 +311,7 @@ def test_flags_that_by_tag_does_not_know_are_refused(account: Account) -> None:
         assert line.startswith(f"error: {more[0]} does not go with --by-tag")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_after_a_removal_by_tag_the_name_is_free_for_everybody(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -321,7 +321,7 @@ def test_after_a_removal_by_tag_the_name_is_free_for_everybody(account: Account)
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_by_tag_leaves_a_role_while_other_regions_cannot_be_looked_into(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -344,7 +344,7 @@ def test_by_tag_that_finds_nothing_forgets_nothing(account: Account) -> None:
     assert note(account).read_bytes() == b"{"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_who_attached_makes_nothing_of_it_in_another_account(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -359,7 +359,7 @@ def test_who_attached_makes_nothing_of_it_in_another_account(account: Account) -
     account.run("down", "-y")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_right_that_is_missing_is_not_waited_for(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")

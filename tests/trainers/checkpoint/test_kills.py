@@ -160,7 +160,7 @@ class Sent(NamedTuple):
     spoil: Spoil
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_killed_with_a_request_on_its_way_a_rank_leaves_the_newest_step_whole(
     first_step: Bucket, s3_endpoint: str, s3_url: str
 ) -> None:
@@ -242,7 +242,7 @@ def kind(name: str) -> str:
     return re.sub(r"\d+-r\d+\.\*-\d+|\d{12}", "*", name)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_killed_at_every_request_the_stores_server_only_delays(first_step: Bucket, tmp_path: Path) -> None:
     """Google's, as ours speaks it: it writes down what it answers, and is back at once."""
     copies = itertools.count()
@@ -258,7 +258,7 @@ def test_killed_at_every_request_the_stores_server_only_delays(first_step: Bucke
         tried_at_every_request(first_step, gcs.url(server.endpoint, "bucket-1"), server.endpoint, strike)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["s3", "az"])
 def test_away_at_every_request_a_store_only_delays(
     first_step: Bucket, request: pytest.FixtureRequest, store: str

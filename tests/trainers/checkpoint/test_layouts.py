@@ -115,7 +115,7 @@ def _local(of: Learner) -> Any:
     return [{name: getattr(t, "to_local", lambda t=t: t)() for name, t in each.items()} for each in (tensors, *state)]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_training_goes_on_in_every_layout_and_computes_the_same(file_url: str) -> None:
     reference = learner("alone", 0)
     train(reference, 0)

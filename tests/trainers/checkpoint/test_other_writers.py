@@ -32,7 +32,7 @@ FENCED = (
 )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_ranks_of_a_round_that_is_over_commit_nothing_and_delete_nothing_that_is_needed(tmp_path: Path) -> None:
     """Frozen at each point of their save of step 5, one or both, while a newer round saves older steps, or newer ones
     if step 5 was committed, and sweeps; then they wake."""

@@ -63,7 +63,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 # -- away -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("patience_s", "away_s"), [(60.0, 20.0), (_PATIENCE_S, 3.0)], ids=["20 s", "ten times a client's patience"]
 )
