@@ -99,15 +99,18 @@ def test_nobody_is_told_to_install_the_project_of_another() -> None:
     assert [str(path) for path in wrong if path != Path(__file__)] == []
 
 
+@pytest.mark.slow
 def test_every_public_name_can_be_imported() -> None:
     names = ", ".join(name for name in gpuctl.__all__ if not name.startswith("__"))
     subprocess.run([sys.executable, "-c", f"from gpuctl import {names}"], check=True)
 
 
+@pytest.mark.slow
 def test_the_import_contracts_hold(tmp_path: Path) -> None:
     assert _broken_contracts(_copy_of_the_house(tmp_path)) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "line", "contract"),
     [

@@ -125,6 +125,7 @@ def test_the_first_error_ends_it() -> None:
     assert len(begun) < 1000
 
 
+@pytest.mark.timing
 def test_ctrl_c_before_all_have_begun_is_ctrl_c() -> None:
     def do(_: int) -> None:
         _thread.interrupt_main()

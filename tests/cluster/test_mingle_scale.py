@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.scale import measure
 
 
+@pytest.mark.timing
 def test_64_agents_agree_on_one_round_and_requests_grow_as_their_number(tmp_path: Path) -> None:
     few, many = (measure(nodes, f"file://{tmp_path}/{nodes}") for nodes in (16, 64))
     assert few.rounds == many.rounds == 1

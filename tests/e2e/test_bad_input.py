@@ -20,6 +20,7 @@ def _refused(cluster: Cluster, *args: str, code: int = 2) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_exist_or_does_not_compile_is_refused_before_anything_is_sent(cluster: Cluster) -> None:
     cluster.up("1")
     assert "missing.py" in _refused(cluster, "train", "missing.py")
@@ -28,6 +29,7 @@ def test_a_script_that_does_not_exist_or_does_not_compile_is_refused_before_anyt
     assert cluster.newest_job() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["0", "4:2", "abc", "-1", "1:2:3", ""])
 def test_a_number_of_nodes_that_is_none_is_refused(cluster: Cluster, nodes: str) -> None:
     said = _refused(cluster, "up", f"--nodes={nodes}")
@@ -35,14 +37,17 @@ def test_a_number_of_nodes_that_is_none_is_refused(cluster: Cluster, nodes: str)
     assert not (cluster.state / "local").exists()
 
 
+@pytest.mark.slow
 def test_an_unknown_provider_is_refused_with_those_there_are(cluster: Cluster) -> None:
     assert "local" in _refused(cluster, "up", "--provider", "marsnet")
 
 
+@pytest.mark.slow
 def test_training_without_a_cluster_says_how_to_make_one(cluster: Cluster) -> None:
     assert "gpuctl up" in _refused(cluster, "train", cluster.write("count.py", COUNTING))
 
 
+@pytest.mark.slow
 def test_a_bucket_that_refuses_writes_is_named(cluster: Cluster, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder should be")
@@ -51,17 +56,20 @@ def test_a_bucket_that_refuses_writes_is_named(cluster: Cluster, tmp_path: Path)
     assert processes.marked_processes(cluster.state) == []
 
 
+@pytest.mark.slow
 def test_a_corrupt_settings_file_is_refused_by_line_and_key(cluster: Cluster) -> None:
     cluster.write("gpuctl.yaml", "provider: local\nnodez: 4\n")
     said = _refused(cluster, "up")
     assert "gpuctl.yaml" in said and "2" in said and "nodez" in said and "nodes" in said
 
 
+@pytest.mark.slow
 def test_more_nodes_than_the_cluster_has_are_refused(cluster: Cluster) -> None:
     cluster.up("1")
     assert "at most 1" in _refused(cluster, "train", cluster.write("count.py", COUNTING), "--nodes", "2")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_names_the_first_tensor_that_differs(cluster: Cluster, tmp_path: Path) -> None:
     cluster.up("1")
     kept = tmp_path / "kept"
@@ -81,11 +89,13 @@ def test_a_checkpoint_of_another_model_names_the_first_tensor_that_differs(clust
     assert "4" in done.stderr and "5" in done.stderr
 
 
+@pytest.mark.slow
 def test_preempting_a_node_that_is_not_there_names_those_that_are(cluster: Cluster) -> None:
     cluster.up("1")
     assert "node-0" in _refused(cluster, "preempt", "node-7")
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback_behind_the_line(cluster: Cluster) -> None:
     cluster.env["GPUCTL_DEBUG"] = "1"
     done = cluster.run("train", "missing.py", code=None)
@@ -108,6 +118,7 @@ def test_down_ends_every_process_keeps_the_checkpoints_and_may_be_repeated(clust
     _refused(cluster, "down", "-y")
 
 
+@pytest.mark.slow
 def test_down_touches_no_process_that_up_did_not_start(cluster: Cluster) -> None:
     cluster.up("1")
     noted = cluster.node_dir("node-0") / "process.json"

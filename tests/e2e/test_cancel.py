@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import time
 
+import pytest
+
 from gpuctl.stacks.providers import processes
 from tests.e2e.machine import PATIENCE_S, Cluster
 
@@ -18,6 +20,7 @@ LAST_CHECKPOINT_S = 30.0
 """What workers have for one, when a job is cancelled."""
 
 
+@pytest.mark.slow
 def test_a_deaf_job_is_waited_for_in_words_and_ends_at_once_if_told_so(cluster: Cluster) -> None:
     cluster.up("1")
     job = cluster.train(cluster.write("deaf.py", STUBBORN))

@@ -15,7 +15,6 @@ from tests.paths import ROOT
 DIGITS = ROOT / "examples" / "digits.py"
 
 
-@pytest.mark.slow
 def test_a_pulled_model_is_as_good_as_the_training_said(cluster: Cluster) -> None:
     shutil.copy(DIGITS, cluster.folder)
     cluster.up("2")
@@ -40,6 +39,7 @@ KEEPS_FILES = """
 """
 
 
+@pytest.mark.slow
 def test_files_of_a_script_are_verified_and_deleted_once_its_job_is_over(cluster: Cluster) -> None:
     cluster.up("1")
     enough = cluster.folder / "enough"

@@ -36,7 +36,7 @@ ENDS = """
 
 PATIENCE_S = 150.0
 """A container imports torch twice, which takes its time on few cores."""
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(500)]
 
 
 @pytest.fixture
@@ -50,7 +50,6 @@ def boxed(cluster: Cluster) -> Iterator[Cluster]:
     cluster.wait(lambda: not any(map(containers.left, folders)), "the containers to go")
 
 
-@pytest.mark.slow
 def test_a_job_in_an_image_runs_to_its_end_as_one_without_does(boxed: Cluster) -> None:
     boxed.up("2")
     boxed.write("train.py", BEGINS + PLAIN_DDP + WHERE + ENDS)
@@ -67,7 +66,6 @@ def test_a_job_in_an_image_runs_to_its_end_as_one_without_does(boxed: Cluster) -
         assert f"{prefix}to stderr" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_script_that_fails_in_an_image_ends_with_its_code_and_its_traceback(boxed: Cluster) -> None:
     boxed.up("2")
     boxed.write("fails.py", "import os, time\nif os.environ['RANK'] == '1':\n    {}['lost']\ntime.sleep(1000)\n")
@@ -77,7 +75,6 @@ def test_a_script_that_fails_in_an_image_ends_with_its_code_and_its_traceback(bo
     assert re.search("rank 1 on node-. exited with code 1: KeyError: 'lost'", done.stderr)
 
 
-@pytest.mark.slow
 def test_a_training_in_an_image_whose_last_checkpoint_is_lost_fails_with_a_code_of_its_own(boxed: Cluster) -> None:
     boxed.up("1")
     boxed.write("refused.py", REFUSED)
@@ -145,7 +142,6 @@ def test_a_job_in_an_image_survives_the_loss_of_a_node_and_a_notice(boxed: Clust
     assert steps[-1] == 240
 
 
-@pytest.mark.slow
 def test_files_written_after_sigterm_in_an_image_come_back(boxed: Cluster) -> None:
     boxed.up("1")
     boxed.write("problem.py", PROBLEM)

@@ -33,6 +33,7 @@ def test_the_demo_keeps_its_promises_and_leaves_nothing(cluster: Cluster, tmp_pa
     assert [*(cluster.state / "clusters").iterdir(), *(cluster.state / "buckets").iterdir()] == []
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_ended_leaves_nothing_and_touches_no_cluster_of_the_user(cluster: Cluster) -> None:
     cluster.up("1", "--cluster", "demo")
     own = {process.pid for process in processes.marked_processes(cluster.state)}
@@ -50,6 +51,7 @@ def test_a_demo_that_is_ended_leaves_nothing_and_touches_no_cluster_of_the_user(
     assert "1 of 1 nodes live" in cluster.run("status", "--cluster", "demo").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("picture", "said"),
     [

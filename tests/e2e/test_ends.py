@@ -33,6 +33,7 @@ HANGS = """
 """
 
 
+@pytest.mark.slow
 def test_a_training_whose_last_checkpoint_is_lost_fails_with_a_code_of_its_own(cluster: Cluster) -> None:
     cluster.up("1")
     script = cluster.write("refused.py", REFUSED)
@@ -47,6 +48,7 @@ def test_a_training_whose_last_checkpoint_is_lost_fails_with_a_code_of_its_own(c
     assert (listed[-1]["state"], listed[-1]["step"]) == ("succeeded", 2), "the step is known without log_metrics"
 
 
+@pytest.mark.slow
 def test_a_worker_that_a_signal_ends_is_told_with_its_name_and_what_would_have_gone_on(cluster: Cluster) -> None:
     cluster.up("1")
     script = cluster.write("dies.py", DIES)
@@ -63,6 +65,7 @@ def test_a_worker_that_a_signal_ends_is_told_with_its_name_and_what_would_have_g
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "deaf"])
 def test_a_job_that_hangs_after_one_of_its_nodes_is_done_can_be_cancelled(cluster: Cluster, how: str) -> None:
     """Without a worker that could save, nobody waits for one; and with one, ``now`` does not."""
@@ -79,6 +82,7 @@ def test_a_job_that_hangs_after_one_of_its_nodes_is_done_can_be_cancelled(cluste
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_a_node_keeps_the_files_of_the_newest_jobs_and_removes_others_after_a_day(cluster: Cluster) -> None:
     cluster.up("1")
     script = cluster.write("short.py", "print('short')\n")

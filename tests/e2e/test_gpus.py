@@ -32,6 +32,7 @@ def seen_by_workers(cluster: Cluster) -> list[str]:
     return sorted(re.findall(r"sees (\d.* of \d)", done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "up", "seen"),
     [
@@ -52,6 +53,7 @@ def test_each_worker_has_a_gpu_of_its_own_or_none_has_any(
     assert seen_by_workers(cluster) == seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["up", "preempt"])
 def test_a_node_that_replaces_another_has_the_gpu_that_became_free(cluster: Cluster, tmp_path: Path, by: str) -> None:
     """NCCL takes no two ranks on one GPU."""
@@ -117,6 +119,7 @@ def test_a_job_that_lost_its_only_node_ends_with_the_same_bits(cluster: Cluster,
     assert undisturbed[2] == disturbed[2]
 
 
+@pytest.mark.slow
 @on_gpu
 def test_verify_misses_no_gpu_that_local_nodes_are_not_given(cluster: Cluster) -> None:
     cluster.up(str(torch.cuda.device_count() + 1), "--slots", "1")

@@ -77,6 +77,7 @@ def test_a_notice_costs_no_step_and_a_kill_at_most_one_interval(cluster: Cluster
     assert after_the_kill > before - 25 and (after_the_kill - 1) % 25 == 0
 
 
+@pytest.mark.slow
 def test_a_node_killed_while_another_is_away_leaves_one_that_finishes(cluster: Cluster) -> None:
     cluster.up("1:3")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "250")
@@ -90,7 +91,6 @@ def test_a_node_killed_while_another_is_away_leaves_one_that_finishes(cluster: C
     assert max(_first_steps(cluster, job).values()) > 20
 
 
-@pytest.mark.slow
 def test_all_nodes_killed_at_once_and_brought_back_go_on_from_the_last_checkpoint(cluster: Cluster) -> None:
     cluster.up("3")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "200", "--every", "10")
@@ -103,6 +103,7 @@ def test_all_nodes_killed_at_once_and_brought_back_go_on_from_the_last_checkpoin
     assert first[max(first)] == kept + 1
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_their_agent(cluster: Cluster) -> None:
     cluster.up("1:2")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "250")
@@ -163,6 +164,7 @@ def test_a_fixed_size_job_waits_for_the_replacement(cluster: Cluster) -> None:
     _succeeded(cluster, job)
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_full_holds_checkpoints_up_until_there_is_room_and_loses_none(cluster: Cluster) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")

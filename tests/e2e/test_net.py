@@ -20,6 +20,7 @@ def four(tmp_path: Path) -> Iterator[WiredCluster]:
         yield cluster
 
 
+@pytest.mark.slow
 def test_local_nodes_tell_their_networks_and_reach_each_other(cluster: Cluster) -> None:
     cluster.up("3")
     told = _all_told(cluster, 3)
@@ -34,6 +35,7 @@ def test_local_nodes_tell_their_networks_and_reach_each_other(cluster: Cluster) 
     assert "unknown node 'node-9'" in said and "node-0, node-1, node-2" in said
 
 
+@pytest.mark.slow
 def test_a_node_that_has_left_is_no_part_of_it(cluster: Cluster) -> None:
     cluster.up("1:2")
     _all_told(cluster, 2)
@@ -44,6 +46,7 @@ def test_a_node_that_has_left_is_no_part_of_it(cluster: Cluster) -> None:
     assert cluster.bucket.get(f"net/{gone}.json") is None
 
 
+@pytest.mark.slow
 def test_a_port_that_a_firewall_shuts_is_found_for_that_pair_only(four: WiredCluster) -> None:
     for _ in range(3):
         four.add()

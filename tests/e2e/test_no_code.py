@@ -206,9 +206,9 @@ ONE_WRITES = """
 
 SCRIPTS = [
     pytest.param(BARE, id="torch.save"),
-    pytest.param(TRANSFORMERS, id="transformers"),
-    pytest.param(LIGHTNING, id="lightning"),
-    pytest.param(ACCELERATE, id="accelerate"),
+    pytest.param(TRANSFORMERS, id="transformers", marks=pytest.mark.slow),
+    pytest.param(LIGHTNING, id="lightning", marks=pytest.mark.slow),
+    pytest.param(ACCELERATE, id="accelerate", marks=pytest.mark.slow),
 ]
 
 
@@ -315,6 +315,7 @@ def test_a_script_that_lost_its_node_goes_on_from_its_own_checkpoint_as_if_nothi
     assert is_kept(cluster, job), "and what it wrote last is in the bucket"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", SCRIPTS[:3])
 def test_a_script_that_saves_on_sigterm_loses_no_step_to_a_notice(
@@ -335,6 +336,7 @@ def test_a_script_that_saves_on_sigterm_loses_no_step_to_a_notice(
     assert finished(cluster, job) == 30
 
 
+@pytest.mark.slow
 def test_every_node_finds_what_one_of_them_wrote(cluster: Cluster) -> None:
     cluster.write("problem.py", PROBLEM)
     cluster.write("one.py", ONE_WRITES)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.machine import PATIENCE_S, Cluster
 
 WRITES_EVENTS = """
@@ -21,6 +23,7 @@ WRITES_EVENTS = """
 """
 
 
+@pytest.mark.slow
 def test_commands_and_copies_happen_in_a_nodes_folder(cluster: Cluster) -> None:
     cluster.up("2")
     rank0 = cluster.wait(lambda: [r.node for r in cluster.nodes().values() if r.view], "rank 0")[0]
@@ -44,6 +47,7 @@ def test_commands_and_copies_happen_in_a_nodes_folder(cluster: Cluster) -> None:
     assert "unknown node 'node-9'; there are: 0 " in cluster.run("ssh", "node-9", code=2).stderr
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_a_job_and_ends_with_the_verb(cluster: Cluster) -> None:
     cluster.up("1")
     job = cluster.train(cluster.write("events.py", WRITES_EVENTS))

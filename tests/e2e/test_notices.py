@@ -19,7 +19,7 @@ from tests.e2e.scripts import COUNTING
 from tests.fakes.metadata import PROVIDERS, Provider, Service, event_id
 
 
-@pytest.fixture(params=PROVIDERS)
+@pytest.fixture(params=[pytest.param(one, marks=[] if one == "aws" else [pytest.mark.slow]) for one in PROVIDERS])
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     provider: Provider = request.param
     with Service(provider).running() as service:
@@ -91,6 +91,7 @@ def test_a_clouds_notice_becomes_a_last_checkpoint_and_no_step_is_lost(
     cluster.run("cancel", job)
 
 
+@pytest.mark.slow
 def test_a_recommendation_is_seen_in_status_and_takes_no_node(cluster: Cluster, tmp_path: Path) -> None:
     cluster.up("1:2")
     with Service("aws").running() as service:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpuctl.cluster import layout
 from tests.e2e.machine import Cluster
 
 TOKEN = "hf_precious"
 
 
+@pytest.mark.slow
 def test_a_token_that_a_job_is_given_is_for_this_user_alone(cluster: Cluster) -> None:
     cluster.up("1")
     cluster.write("nothing.py", "pass")
@@ -23,6 +26,7 @@ def test_a_token_that_a_job_is_given_is_for_this_user_alone(cluster: Cluster) ->
     assert (cluster.state / "buckets" / cluster.name).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_a_bucket_elsewhere_is_private_if_it_is_new(cluster: Cluster, tmp_path: Path) -> None:
     new, old = tmp_path / "new", tmp_path / "old"
     old.mkdir()

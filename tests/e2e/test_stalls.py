@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.machine import Cluster
 
 STALL_S = 4.0
@@ -35,6 +37,7 @@ def _up(cluster: Cluster) -> None:
     cluster.up("1", "--stall-minutes", f"{STALL_S / 60:.4f}")
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_without_a_step_ends_with_one_line_that_says_so(cluster: Cluster) -> None:
     _up(cluster)
     done = cluster.run("train", cluster.write("sleeps.py", _SLEEPS), code=124)
@@ -43,6 +46,7 @@ def test_a_job_that_hangs_without_a_step_ends_with_one_line_that_says_so(cluster
     assert "stalled: no step and no work" in (cluster.node_dir("node-0") / "agent.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_writes_a_last_checkpoint_if_it_still_listens(cluster: Cluster) -> None:
     """One worker does; several agree on the step to come, which does not."""
     _up(cluster)

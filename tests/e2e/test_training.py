@@ -44,6 +44,7 @@ def test_two_jobs_in_line_run_one_after_the_other(cluster: Cluster) -> None:
     assert began >= ended[0].at
 
 
+@pytest.mark.slow
 def test_jobs_of_half_the_nodes_run_side_by_side(cluster: Cluster) -> None:
     cluster.up("2")
     script = cluster.write("count.py", COUNTING)
@@ -118,6 +119,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(cluster: Cluste
     assert (outcome := cluster.wait_for_end(job).outcome) and outcome.result == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_variable_that_only_a_new_interpreter_can_have_is_honoured(cluster: Cluster) -> None:
     cluster.up("2")
     script = cluster.write("hashes.py", "import os\nprint('hash', hash('gpuctl'), os.environ['PYTHONHASHSEED'])\n")
@@ -126,6 +128,7 @@ def test_a_variable_that_only_a_new_interpreter_can_have_is_honoured(cluster: Cl
     assert len(hashes) == 2 and len(set(hashes)) == 1
 
 
+@pytest.mark.slow
 def test_logs_can_be_asked_for_by_node_rank_and_round(cluster: Cluster) -> None:
     cluster.up("2")
     cluster.run("train", cluster.write("plain.py", PLAIN_DDP))
@@ -140,6 +143,7 @@ def test_logs_can_be_asked_for_by_node_rank_and_round(cluster: Cluster) -> None:
     assert "to stderr" in cluster.run("logs", "plain-1").stdout
 
 
+@pytest.mark.slow
 def test_status_tells_nodes_rank_0_job_step_and_checkpoint(cluster: Cluster) -> None:
     cluster.up("2")
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "2000")
@@ -153,6 +157,7 @@ def test_status_tells_nodes_rank_0_job_step_and_checkpoint(cluster: Cluster) -> 
     assert "node-0" in shown.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["X=1", "PYTHONHASHSEED=1"], ids=["warm", "fresh"])
 def test_what_a_script_left_in_a_session_of_its_own_ends_with_the_job_and_nothing_else_does(
     cluster: Cluster, env: str

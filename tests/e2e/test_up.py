@@ -16,6 +16,7 @@ def _lives(cluster: Cluster) -> dict[str, str]:
     return {name: record.incarnation for name, record in cluster.nodes().items()}
 
 
+@pytest.mark.slow
 def test_what_is_there_stays_as_it_is(cluster: Cluster) -> None:
     cluster.up("2", "--slots", "2")
     before, spec = _lives(cluster), queue.cluster_spec(cluster.bucket)
@@ -27,6 +28,7 @@ def test_what_is_there_stays_as_it_is(cluster: Cluster) -> None:
     assert queue.cluster_spec(cluster.bucket) == spec
 
 
+@pytest.mark.slow
 def test_a_lost_node_comes_back(cluster: Cluster) -> None:
     cluster.up("2")
     before = _lives(cluster)
@@ -36,6 +38,7 @@ def test_a_lost_node_comes_back(cluster: Cluster) -> None:
     assert after["node-0"] == before["node-0"] and after["node-1"] != before["node-1"]
 
 
+@pytest.mark.slow
 def test_the_number_of_nodes_changes_under_a_job(cluster: Cluster) -> None:
     """More of them join; fewer of them leave with a notice, so that no step is made twice."""
     cluster.up("1")
@@ -53,11 +56,13 @@ def test_the_number_of_nodes_changes_under_a_job(cluster: Cluster) -> None:
     assert "given notice" in cluster.history(job)[-1].reason
 
 
+@pytest.mark.slow
 def test_nodes_live_as_soon_as_they_are_up(cluster: Cluster) -> None:
     cluster.up("2")
     assert "2 of 2 nodes live" in cluster.run("status").stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_change_is_refused_in_a_line(cluster: Cluster) -> None:
     cluster.up("1")
     before = _lives(cluster)
@@ -69,6 +74,7 @@ def test_what_cannot_change_is_refused_in_a_line(cluster: Cluster) -> None:
     assert _lives(cluster) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["default", "new"])
 def test_more_nodes_than_this_machine_can_run_are_refused(cluster: Cluster, name: str, tmp_path: Path) -> None:
     cluster.up("1")

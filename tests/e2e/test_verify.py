@@ -36,6 +36,7 @@ def three(tmp_path: Path) -> Iterator[WiredCluster]:
         yield cluster
 
 
+@pytest.mark.slow
 def test_three_sound_nodes_pass_after_the_job_before_them(cluster: Cluster) -> None:
     cluster.up("3")
     first = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "60")
@@ -77,6 +78,7 @@ def test_fewer_nodes_and_several_workers_of_each(cluster: Cluster) -> None:
     assert "the job needs 3 nodes" in too_many.stderr
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_a_node_behind_a_slow_wire_is_named_and_verify_fails(three: WiredCluster) -> None:
     three.slow("node-1", mbit=100)
@@ -106,6 +108,7 @@ def test_a_pair_behind_a_firewall_is_named_where_a_collective_would_hang(three: 
     assert all("firewall" in finding["cause"] for finding in found["findings"])
 
 
+@pytest.mark.slow
 def test_gpus_that_torch_does_not_see_fail_and_nothing_is_measured_on_cpus_in_their_place(cluster: Cluster) -> None:
     """Nodes with two GPUs, as far as the kernel tells, and a torch for CPUs."""
     if os.getuid() != 0 or torch.cuda.is_available():
@@ -125,6 +128,7 @@ def test_gpus_that_torch_does_not_see_fail_and_nothing_is_measured_on_cpus_in_th
     assert found["pairs"] == found["everyone"] == []
 
 
+@pytest.mark.slow
 def test_the_test_of_a_new_cluster_that_has_no_end_is_cancelled_and_told(
     cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +145,7 @@ def test_the_test_of_a_new_cluster_that_has_no_end_is_cancelled_and_told(
     assert outcome is not None and outcome.result == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_new_cluster_with_a_fabric_is_tested_once_before_its_first_job(
     cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:

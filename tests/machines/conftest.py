@@ -1,6 +1,6 @@
 """The ``site`` of all tests here, made once, and the ``cloud`` of each. Without root or a program they skip.
 
-A run of all tests takes only those marked ``smoke``; ``pytest tests/machines``, which is ``make test-machines``, all.
+All are marked ``machines``: ``make test`` leaves them out, ``make test-machines`` and ``make test-all`` run them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,11 @@ _PROGRAMS = (
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "smoke: a test on machines that every run of all tests takes")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if any("machines" in argument for argument in config.args):
-        return
-    left_out = [item for item in items if item.path.parent == _HERE and not item.get_closest_marker("smoke")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == _HERE:
+            item.add_marker(pytest.mark.machines)
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ EIGHT_GPUS = Promise(gpus=8, gpu_memory_gb=40)
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.mark.slow
-@pytest.mark.smoke
 def test_user_data_makes_a_machine_with_its_packages_in_place_a_node_within_ten_seconds(cloud: Cloud) -> None:
     (instance,) = cloud.create(1)
     cloud.await_ready(timeout=120)

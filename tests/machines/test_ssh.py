@@ -116,8 +116,6 @@ def lab(site: Site, tmp_path: Path) -> Iterator[Lab]:
         made.end()
 
 
-@pytest.mark.slow
-@pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_machines_of_a_lab_become_a_cluster_train_and_are_left_as_they_were(lab: Lab) -> None:
     lab.switch_on(2)

@@ -36,8 +36,6 @@ def round_of(cloud: Cloud, job: str, nodes: int, after: int = 0) -> Round | None
     return now if now and now.phase == "run" and len(now.members) == nodes and now.number > after else None
 
 
-@pytest.mark.slow
-@pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_a_notice_becomes_an_agreed_checkpoint_and_the_replacement_goes_on_with_the_same_result(cloud: Cloud) -> None:
     cloud.create(2)

@@ -35,6 +35,7 @@ def test_it_declares_what_was_planned(provider: CloudName) -> None:
     assert tuple(_run(msgspec.to_builtins(request))) == planned(request).resources
 
 
+@pytest.mark.slow
 def test_the_example_of_a_configuration_is_one() -> None:
     resources = _run(EXAMPLE)
     assert "aws:autoscaling/group:Group" in {resource.type for resource in resources}

@@ -57,6 +57,7 @@ def test_digits_goes_on_under_torchrun_where_python_left_off(tmp_path: Path) -> 
     assert (tmp_path / "weights.pt").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_charlm_is_asked_to_stop_and_goes_on_under_torchrun(tmp_path: Path) -> None:
     place = ("--checkpoints", tmp_path / "kept", "--checkpoint-every", 1000, "--batch", 8, "--steps", 60)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
@@ -73,6 +74,7 @@ def test_charlm_is_asked_to_stop_and_goes_on_under_torchrun(tmp_path: Path) -> N
     assert steps_in(second) == list(range(stopped + 1, 61))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [PYTHON, TORCHRUN], ids=["python", "torchrun"])
 def test_plain_ddp_learns(launcher: tuple[str, ...]) -> None:
     losses = re.findall(r"^step \d+ loss (\d\.\d+)$", start(launcher, "plain_ddp.py"), re.MULTILINE)

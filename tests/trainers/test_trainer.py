@@ -101,6 +101,7 @@ def test_lost_before_its_first_checkpoint_a_run_begins_anew_and_ends_the_same(tm
     assert same(run(2, fitting.fit, options, 0.3), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_noticed_at_any_moment_all_stop_at_one_step_and_the_run_ends_the_same(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

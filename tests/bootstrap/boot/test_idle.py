@@ -239,6 +239,7 @@ def _stop(_: float) -> None:
     raise StopIteration
 
 
+@pytest.mark.timing
 def test_the_cpu_time_of_this_very_machine_grows_with_work() -> None:
     before = cpu_seconds(Path("/"))
     end = time.process_time() + 0.3
@@ -247,6 +248,7 @@ def test_the_cpu_time_of_this_very_machine_grows_with_work() -> None:
     assert cpu_seconds(Path("/")) - before > 0.2
 
 
+@pytest.mark.timing
 def test_gpus_that_do_not_answer_keep_no_machine_and_are_not_asked_twice_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +325,7 @@ def _in(path: Path, port: int, *how: str) -> list[str]:
     return ["ssh", "-F", "none", "-i", str(path / "key"), "-p", str(port), *flags, *how]
 
 
+@pytest.mark.slow
 def test_a_real_login_counts_and_only_while_it_lasts(sshd: Sshd, tmp_path: Path) -> None:
     command = _in(tmp_path, sshd.port, "root@127.0.0.1", "echo in; cat")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as login:
@@ -334,6 +337,7 @@ def test_a_real_login_counts_and_only_while_it_lasts(sshd: Sshd, tmp_path: Path)
     sshd.await_sessions(tmp_path, 0)
 
 
+@pytest.mark.slow
 def test_who_only_forwards_a_port_is_logged_in_too(sshd: Sshd, tmp_path: Path) -> None:
     """As ``gpuctl forward`` does; that it is in, ssh tells by its ``LocalCommand``."""
     told = ("-o", "PermitLocalCommand=yes", "-o", "LocalCommand=echo in")

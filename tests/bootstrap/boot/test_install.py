@@ -478,6 +478,7 @@ def test_an_agent_that_is_not_heard_of_has_not_and_its_last_words_are_the_reason
         machine.agent()
 
 
+@pytest.mark.slow
 def test_that_the_bucket_is_away_is_not_the_agents_fault(make: Make) -> None:
     bare, machine = make()
     away = open_store("gs://b/p?base_url=http://127.0.0.1:9&bearer_token=t", {}, None)

@@ -116,6 +116,7 @@ def _wanted(groups: Any, name: str) -> int:
     return int(_described(groups, name)["DesiredCapacity"])
 
 
+@pytest.mark.slow
 def test_an_auto_scaling_group_wants_one_less_and_the_instance_is_gone(s3_endpoint: str) -> None:
     groups, (mine, other) = _group_of_two(s3_endpoint, "leave")
     assert _wanted(groups, "leave") == 2
@@ -229,6 +230,7 @@ def test_of_many_who_claim_at_once_one_does(tmp_path: Path) -> None:
     assert (tmp_path / "run/gpuctl/leaving").read_text() == f"reason {won.index(True)}"
 
 
+@pytest.mark.slow
 def test_an_idle_machine_shrinks_its_group_and_one_that_is_taken_does_not(s3_endpoint: str, tmp_path: Path) -> None:
     """The watch with all that is real but the machine: the clock, the metadata, the signature, the group."""
     groups, members = _group_of_two(s3_endpoint, "idle")

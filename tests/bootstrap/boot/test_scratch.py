@@ -279,6 +279,7 @@ def _do(*command: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_a_real_disk_is_mounted_keeps_its_files_and_the_used_one_beside_it_is_left_alone(
     loops: list[str], tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_step_that_goes_on_failing_ends_it_all_with_its_reason_and_no_mark(ran
     assert (tmp_path / "a").read_text() == "x"
 
 
+@pytest.mark.timing
 def test_a_step_over_its_limit_is_killed_with_all_that_it_started(ran: Ran, tmp_path: Path) -> None:
     pids, late = tmp_path / "pids", tmp_path / "late"
 
@@ -166,6 +167,7 @@ run([hang], root, lambda *_: None)
 """
 
 
+@pytest.mark.timing
 def test_a_program_that_cannot_be_killed_holds_no_step_beyond_its_limit(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     command = [sys.executable, "-c", _HANGS, str(tmp_path)]

@@ -26,6 +26,7 @@ from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure
 from tests.fakes import containers
 from tests.fakes.shared_objects import NEEDS_NEWER, PLUGIN, build, newer_than_here
 
+pytestmark = pytest.mark.machines
 PATIENCE_S = 90
 
 
@@ -135,7 +136,6 @@ def plugin() -> Iterator[str]:
 SHOW = "import os\nprint(os.environ.get('LD_LIBRARY_PATH', ''), os.path.isdir({plugin!r}))"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("of_the_image", ["", "/image/lib"])
 def test_the_hosts_library_path_stays_outside_but_for_the_fabrics(bench: Bench, plugin: str, of_the_image: str) -> None:
     bench.begin(LD_LIBRARY_PATH=f"{plugin}:/usr/local/cuda/lib64")
@@ -214,7 +214,6 @@ def test_the_file_with_the_machines_topology_can_be_read_inside(bench: Bench, tm
     assert bench.printed() == "<system/> False\n"
 
 
-@pytest.mark.slow
 def test_exit_codes_signals_and_tracebacks_are_told_by_local_rank(bench: Bench) -> None:
     bench.launch(
         "import os, time\nif os.environ['LOCAL_RANK'] == '1':\n    raise KeyError('x')\ntime.sleep(1000)\n", nproc=2
@@ -227,7 +226,6 @@ def test_exit_codes_signals_and_tracebacks_are_told_by_local_rank(bench: Bench) 
     assert bench.ended() == [WorkerFailure(local_rank=0, exit_code=137)]
 
 
-@pytest.mark.slow
 def test_workers_meet_through_the_port_that_was_kept(bench: Bench) -> None:
     script = "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nprint(d.get_world_size())\n"
     bench.launch(script, nproc=2)

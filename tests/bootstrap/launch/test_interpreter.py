@@ -91,6 +91,7 @@ def test_a_script_runs_as_under_python_in_a_warm_or_a_fresh_interpreter(bench: B
     assert bench.printed() == "['a', 'b c'] 0 __main__ yes\n"
 
 
+@pytest.mark.slow
 def test_exit_codes_signals_and_exceptions_are_told_by_local_rank(bench: Bench) -> None:
     bench.launch("import sys; sys.exit(3)")
     assert bench.failures() == [(0, 3)]
@@ -133,6 +134,7 @@ def test_a_worker_that_failed_is_told_with_its_pid(bench: Bench) -> None:
     assert isinstance(ending, list) and ending[0].pid == int(bench.printed())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", ["sys.exit()", "sys.exit(0)", "raise SystemExit"])
 def test_a_script_that_leaves_early_and_without_an_error_has_ended_well(bench: Bench, leave: str) -> None:
     bench.launch(f"import sys; print('x')\n{leave}")
@@ -140,6 +142,7 @@ def test_a_script_that_leaves_early_and_without_an_error_has_ended_well(bench: B
     assert bench.printed() == "x\n"
 
 
+@pytest.mark.slow
 def test_exit_functions_run_and_a_handler_of_sigterm_is_the_scripts_own(bench: Bench) -> None:
     bench.launch(
         "import atexit, signal\natexit.register(print, 'goodbye')\nprint(signal.getsignal(15) == signal.SIG_DFL)\n"
@@ -148,6 +151,7 @@ def test_exit_functions_run_and_a_handler_of_sigterm_is_the_scripts_own(bench: B
     assert bench.printed() == "True\ngoodbye\n"
 
 
+@pytest.mark.slow
 def test_workers_meet_through_the_held_port(bench: Bench) -> None:
     script = (
         "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nprint('met', d.get_world_size())\n"
@@ -157,6 +161,7 @@ def test_workers_meet_through_the_held_port(bench: Bench) -> None:
     assert bench.printed(0) == bench.printed(1) == "met 2\n"
 
 
+@pytest.mark.slow
 def test_kill_ends_the_launcher_its_workers_and_what_they_started(bench: Bench) -> None:
     bench.launch("import subprocess, time\nprint(subprocess.Popen(['sleep', '1000']).pid)\ntime.sleep(1000)\n")
     _wait_for(lambda: bench.printed().endswith("\n"))
@@ -249,6 +254,7 @@ def test_a_daemon_that_a_worker_forked_does_not_keep_its_end_from_being_told(
         assert processes.wait_until_ended([psutil.Process(int(bench.printed()))], 10) == []
 
 
+@pytest.mark.slow
 def test_when_the_interpreter_dies_its_workers_die_and_the_next_round_has_a_new_one(bench: Bench) -> None:
     bench.launch("import time, os\nprint(os.getpid())\ntime.sleep(1000)\n")
     _wait_for(lambda: bench.printed().endswith("\n"))
@@ -263,6 +269,7 @@ def test_when_the_interpreter_dies_its_workers_die_and_the_next_round_has_a_new_
     assert bench.ended() == []
 
 
+@pytest.mark.slow
 def test_what_a_script_imports_can_be_there_before_it_runs(bench: Bench) -> None:
     (bench.folder / "slow_to_import.py").write_text("raise RuntimeError('of the folder, so never preloaded')\n")
     bench.interpreter.preload(["wave", "no_such_module_here"])

@@ -30,7 +30,7 @@ NEEDS_NOTHING = "int begin(void) { return 0; }\n"
 _BESIDE = Path(__file__).with_name("test_container_runtime.py")
 """Whose plug-in lies at the same place."""
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.machines,
     pytest.mark.timeout(600),
     pytest.mark.xdist_group(str(_BESIDE)),
     pytest.mark.usefixtures("older"),

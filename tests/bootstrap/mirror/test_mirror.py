@@ -23,6 +23,7 @@ from gpuctl.cluster.records.rounds import Member, Round
 from gpuctl.cluster.records.snapshots import Snapshot
 from gpuctl.cluster.snapshots import snapshot_log
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from tests.marks import STORES
 
 JOB = "job-1"
 QUICK = {QUIET: "0.3"}
@@ -118,6 +119,13 @@ class Node:
         }
 
 
+@pytest.fixture(params=STORES)
+def bucket_url(request: pytest.FixtureRequest) -> str:
+    """On a folder for every change, on the servers where all is run."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
 @pytest.fixture
 def store(bucket_url: str) -> Bucket:
     return open_bucket(bucket_url)
@@ -187,6 +195,7 @@ def test_a_file_at_rest_is_kept_and_back_on_another_node_before_its_workers_star
     assert (b.path / "deep/er/model.pt").stat().st_mtime_ns == (a.path / "deep/er/model.pt").stat().st_mtime_ns
 
 
+@pytest.mark.slow
 def test_no_file_is_kept_while_one_is_open_for_writing(make: Callable[[str], Node], store: Bucket) -> None:
     a = make("a")
     worker = a.begin(1)
@@ -203,6 +212,7 @@ def test_no_file_is_kept_while_one_is_open_for_writing(make: Callable[[str], Nod
     assert text_of(store, "optimizer") == "half whole"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", ["at once", "late"])
 def test_a_file_cut_off_by_a_kill_never_replaces_the_whole_one(
     make: Callable[[str], Node], store: Bucket, told: str
@@ -256,6 +266,7 @@ def come_and_go(node: Node) -> None:
     node.worker.do("os.remove('probe'); time.sleep(2.5)")
 
 
+@pytest.mark.slow
 def test_a_file_that_came_and_went_takes_no_patience_from_the_next_checkpoint(alone: tuple[Node, Bucket]) -> None:
     node, store = alone
     worker = node.begin(1)
@@ -270,6 +281,7 @@ def test_a_file_that_came_and_went_takes_no_patience_from_the_next_checkpoint(al
     assert text_of(store, "model") == "2"
 
 
+@pytest.mark.slow
 def test_a_file_that_came_and_went_does_not_count_as_removed_for_ever(alone: tuple[Node, Bucket]) -> None:
     node, store = alone
     worker = node.begin(1)
@@ -300,6 +312,7 @@ def test_logs_that_change_while_they_are_copied_hold_nothing_back(alone: tuple[N
     wait_for_set(store, lambda s: "log.csv" in s.files and s.files["log.csv"].size == size)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_overwritten_while_it_is_copied_makes_no_set_of_two_halves(tmp_path: Path) -> None:
     class Overtaken(Bucket):
         """While the first half of the second checkpoint goes up, the third is written over it, and so on."""
@@ -346,6 +359,7 @@ def leave_behind(worker: Worker, name: str, size: int, as_long_as: str) -> int:
     return int((worker.folder.parent / "child").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["upload.log", "upload"])
 def test_what_outlives_the_workers_and_still_writes_does_not_take_the_last_set_unsaid(
     alone: tuple[Node, Bucket], name: str
@@ -368,6 +382,7 @@ def test_what_outlives_the_workers_and_still_writes_does_not_take_the_last_set_u
         assert node.said[-1].endswith("the last snapshot lacks the end of upload.log, still being written")
 
 
+@pytest.mark.slow
 def test_what_outlives_the_workers_has_time_to_end_what_it_writes(alone: tuple[Node, Bucket]) -> None:
     node, store = alone
     worker = node.begin(1)
@@ -377,6 +392,7 @@ def test_what_outlives_the_workers_has_time_to_end_what_it_writes(alone: tuple[N
     assert newest and newest.files["copy"].size == (node.path / "copy").stat().st_size
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_read_is_not_taken_for_removed(alone: tuple[Node, Bucket]) -> None:
     node, store = alone
     worker = node.begin(1)
@@ -463,6 +479,7 @@ def test_an_agent_of_an_older_round_keeps_nothing_any_more(make: Callable[[str],
         a.restore(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
 def test_a_damaged_file_is_named_and_the_next_round_begins_with_the_set_before(
     make: Callable[[str], Node], store: Bucket, damage: str
@@ -543,6 +560,7 @@ def test_large_files_pass_in_parts(make: Callable[[str], Node]) -> None:
     assert (b.path / "empty").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_only_what_the_last_two_sets_need_stays_in_the_bucket(make: Callable[[str], Node], store: Bucket) -> None:
     a = make("a")
     store.put(f"jobs/{JOB}/files/blobs/{'0' * 64}-r000001-0-9", b"of a dead round")

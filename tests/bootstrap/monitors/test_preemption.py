@@ -198,6 +198,7 @@ def test_an_acknowledgement_that_does_not_arrive_is_said() -> None:
         assert "could not be acknowledged" in heard.said.get(timeout=5)
 
 
+@pytest.mark.timing
 def test_azures_first_answer_may_take_its_time() -> None:
     with Service("azure", warming_s=3.0).running() as service:
         service.take(lead_s=60)
@@ -238,6 +239,7 @@ def test_what_google_says_while_nobody_asks_is_heard_by_the_next_question_at_onc
         assert _polls(service) == 2
 
 
+@pytest.mark.timing
 def test_a_long_poll_that_ends_is_followed_by_the_next_without_a_pause() -> None:
     with Service("gcp").running() as service:
         metadata, heard = _Between(service, lambda: None), Heard()

@@ -79,6 +79,7 @@ def machine() -> Iterator[list[str]]:
             process.wait()
 
 
+@pytest.mark.slow
 def test_every_interface_is_told_as_it_is(machine: list[str]) -> None:
     told = {one["name"]: one for one in _said(machine)["interfaces"]}
     assert told.keys() >= {"lo", "eth0", "eth1", "eth2", "eth3", "docker0"}
@@ -105,6 +106,7 @@ def test_every_interface_is_told_as_it_is(machine: list[str]) -> None:
     assert {"address": "127.0.0.1", "prefix": 8, "scope": "loopback"} in told["lo"]["addresses"]
 
 
+@pytest.mark.slow
 def test_training_goes_where_the_default_route_goes_or_where_the_address_is(machine: list[str]) -> None:
     told = _said(machine)
     assert told["gateways"] == [{"address": "10.77.0.1", "interface": "eth0"}]
@@ -117,6 +119,7 @@ def test_training_goes_where_the_default_route_goes_or_where_the_address_is(mach
     assert all(one["why"] for one in why)
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_answers_is_told_from_one_that_does_not(machine: list[str]) -> None:
     knock = "import socket, sys\ntry: socket.create_connection((sys.argv[1], 9), 4)\nexcept OSError: pass"
     for address in ("10.77.0.1", "10.77.0.99"):
@@ -126,6 +129,7 @@ def test_a_neighbour_that_answers_is_told_from_one_that_does_not(machine: list[s
     assert not near["10.77.0.99"]["answers"] and near["10.77.0.99"]["mac"] == ""
 
 
+@pytest.mark.slow
 def test_what_the_machine_was_told_decides_unless_the_command_line_does(machine: list[str], tmp_path: Path) -> None:
     spec = tmp_path / "node.json"
     package = {"wheel": "w", "sha256": "0", "constraints": "c", "constraints_sha256": "0"}

@@ -78,6 +78,7 @@ def test_user_data_is_small_for_every_type_in_the_catalog(cloud: CloudName) -> N
     assert max(sizes.values()) <= MOST_BYTES, sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", BUCKETS)
 def test_cloud_init_finds_it_valid(provider: str, tmp_path: Path) -> None:
     program = shutil.which("cloud-init")
@@ -151,6 +152,7 @@ def test_who_rank_0_was_is_forgotten_with_the_agent(tmp_path: Path) -> None:
     assert removed.read_bytes() == b"{}", "what is removed is what was written"
 
 
+@pytest.mark.slow
 def test_the_units_are_what_systemd_takes(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:

@@ -24,6 +24,7 @@ from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.rounds import JobOutcome
 from gpuctl.cluster.storage.streams import ChunkWriter
 from tests.fakes.written_cluster import WrittenCluster
+from tests.marks import slow_but_on_a_folder
 from tests.waiting import until
 
 SUCCEEDED = JobOutcome(result="succeeded", exit_code=0)
@@ -148,6 +149,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(script: Written
     assert back.out == ["node-0/0 | still here"]
 
 
+@slow_but_on_a_folder
 def test_a_job_in_line_tells_what_it_waits_for(script: WrittenCluster) -> None:
     ahead = script.submit("other.py").job
     following = Following(script.start("train", "digits.py"))

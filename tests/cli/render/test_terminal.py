@@ -36,6 +36,7 @@ def test_colours_are_for_terminals_that_want_them(written: WrittenCluster) -> No
     assert "\033" not in written.run("status").stdout
 
 
+@pytest.mark.slow
 def test_a_pull_shows_a_bar_on_a_terminal(written: WrittenCluster) -> None:
     job = written.submit().job
     written.checkpoint(job, 5, {"a.bin": b"x" * 1_000_000})

@@ -337,6 +337,7 @@ def test_the_way_to_a_node_leads_through_another_one(lab: Lab, monkeypatch: pyte
 # -- ssh ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ssh_gives_a_terminal_to_a_person(lab: Lab) -> None:
     with Terminal(lab, "ssh", "node-1") as terminal:
         terminal.type("test -t 0 && echo it is $GPUCTL_TEST_NODE''; exit 4\n")
@@ -344,6 +345,7 @@ def test_ssh_gives_a_terminal_to_a_person(lab: Lab) -> None:
         assert terminal.ends() == 4
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("tmux"), reason="no tmux here: apt-get install tmux")
 def test_tmux_goes_on_when_the_connection_ends(lab: Lab, tmp_path: Path) -> None:
     lab.serve("node-0", {"TMUX_TMPDIR": str(tmp_path), "TERM": "xterm"})
@@ -362,6 +364,7 @@ def test_tmux_goes_on_when_the_connection_ends(lab: Lab, tmp_path: Path) -> None
         subprocess.run((*tmux, "kill-server"), check=False, timeout=10, capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_node_without_tmux_is_said(lab: Lab, tmp_path: Path) -> None:
     lab.serve("node-0", {"PATH": str(tmp_path)})
     with Terminal(lab, "ssh", "--tmux") as terminal:

@@ -72,6 +72,7 @@ def test_nobody_who_tells_it_is_one_line() -> None:
         my_network(url)
 
 
+@pytest.mark.slow
 def test_a_dry_run_asks_nobody_and_says_what_stands_for_the_address(teller: Teller, tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "id_ed25519.pub").write_text(KEY)

@@ -35,6 +35,7 @@ def run(home: Path, *args: str, code: int = 0, **variables: str) -> subprocess.C
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("provider", "machine", "token"),
     [
@@ -64,6 +65,7 @@ def test_the_plan_shows_resources_price_and_what_was_not_checked(
     assert not (home / "state").exists(), "nothing was made, and nothing is remembered"
 
 
+@pytest.mark.slow
 def test_a_type_and_a_zone_are_taken_as_they_are_named(home: Path) -> None:
     asked = ["--provider", "aws", "--nodes", "2", "--type", "g5.xlarge", "--zone", "eu-west-1b", "--on-demand"]
     (home / ".ssh").mkdir()

@@ -19,6 +19,7 @@ from gpuctl.cluster.storage.interface import Entry, Store
 from tests.cluster import contender
 from tests.cluster.contender import Claims, contend, ledger_at
 from tests.fakes.faults import FaultyStore, Proxy
+from tests.marks import slow_but_on_a_folder
 
 
 def _ledger(store: Store, keep: int | None = 64) -> Ledger[str]:
@@ -450,6 +451,7 @@ def _check(claims: list[Claims], url: str, keep: int | None) -> dict[int, str]:
     return claimed
 
 
+@slow_but_on_a_folder
 @pytest.mark.parametrize(("race", "writers", "attempts"), _RACES, ids=["threads", "processes"])
 def test_every_version_has_exactly_one_winner(bucket_url: str, race: Race, writers: int, attempts: int) -> None:
     claimed = _check(race(bucket_url, writers, attempts, None), bucket_url, None)
@@ -458,6 +460,7 @@ def test_every_version_has_exactly_one_winner(bucket_url: str, race: Race, write
     assert len(versions) >= attempts
 
 
+@slow_but_on_a_folder
 @pytest.mark.parametrize(("race", "writers", "attempts"), _RACES, ids=["threads", "processes"])
 def test_no_version_has_two_winners_while_old_ones_are_pruned(
     bucket_url: str, race: Race, writers: int, attempts: int

@@ -228,6 +228,7 @@ def test_where_all_stay_no_manifest_is_read_and_none_is_held(file_url: str) -> N
     assert store.calls == ["list"], "for what dead rounds have left: nothing"
 
 
+@pytest.mark.slow
 def test_what_stays_is_known_by_its_keys_and_what_has_gone_is_forgotten(file_url: str) -> None:
     store = FaultyStore(open_bucket(file_url))
     commits = CommitLog(store, 1, Retention(last=2))

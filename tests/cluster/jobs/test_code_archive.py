@@ -234,6 +234,7 @@ def test_the_same_content_is_uploaded_once(tmp_path: Path, bucket_url: str) -> N
         assert bucket.get(layout.code(code.digest)) == code.path.read_bytes(), "what is there is not written over"
 
 
+@pytest.mark.slow
 def test_a_large_folder_goes_up_in_parts(tmp_path: Path, bucket_url: str) -> None:
     bucket = open_bucket(bucket_url)
     noise = os.urandom(40_000_000)
@@ -261,6 +262,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_packing_takes_little_memory(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "noise").write_bytes(os.urandom(1_000_000) * 200)

@@ -124,6 +124,7 @@ PIECES = [
 LINES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -75,12 +75,14 @@ def other() -> Iterator[Process]:
     process.end()
 
 
+@pytest.mark.timing
 def test_a_killed_process_is_gone_within_a_second(ours: Agent, other: Process) -> None:
     ours.wait_for(other.record, "up")
     other.popen.kill()
     assert _until(lambda: ours.sign(other.record) == "gone", "gone", 10) < 1
 
 
+@pytest.mark.timing
 def test_a_frozen_process_is_silent_and_up_again_when_it_wakes(ours: Agent, other: Process) -> None:
     ours.wait_for(other.record, "up")
     other.popen.send_signal(signal.SIGSTOP)

@@ -390,6 +390,7 @@ def test_a_store_that_has_an_accident_is_asked_again(proxy: Proxy, bucket: Bucke
     _VERBS[verb](bucket)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("verb", _VERBS)
 def test_a_store_that_stays_busy_is_unavailable_when_patience_ends(proxy: Proxy, bucket: Bucket, verb: str) -> None:
     for method in _METHODS:
@@ -471,6 +472,7 @@ def test_a_body_that_keeps_breaking_is_unavailable(proxy: Proxy, bucket: Bucket)
         list(bucket.stream("k", 0, 200_000))
 
 
+@pytest.mark.timing
 def test_a_read_that_hangs_ends_at_its_time_limit(proxy: Proxy, bucket: Bucket) -> None:
     bucket.put("k", b"1")
     proxy.plan("hold", "GET", times=99)
@@ -495,6 +497,7 @@ def test_a_slow_read_arrives(proxy: Proxy, bucket: Bucket) -> None:
     assert fault.met.is_set()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", ["closed port", "full backlog", "no such host"])
 def test_an_endpoint_that_cannot_be_reached_is_unavailable_within_the_patience(kind: str) -> None:
     with socket.socket() as server, socket.socket() as first, socket.socket() as second:
@@ -611,6 +614,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path) -> None:
     bucket = open_bucket(small_disk.as_uri())
     bucket.put("k", b"before")
@@ -622,6 +626,7 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path) -> None:
     assert [p.name for p in small_disk.iterdir()] == ["k"], "half a file stayed and takes room"
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_refuses_writes_and_still_reads(small_disk: Path) -> None:
     bucket = open_bucket(small_disk.as_uri())
     bucket.put("k", b"1")
@@ -632,6 +637,7 @@ def test_a_read_only_folder_refuses_writes_and_still_reads(small_disk: Path) -> 
     assert bucket.get("k") == b"1"
 
 
+@pytest.mark.slow
 def test_a_folder_without_permission_refuses(tmp_path: Path) -> None:
     folder = tmp_path / "bucket"
     folder.mkdir()

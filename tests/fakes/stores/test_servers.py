@@ -44,6 +44,7 @@ with ExitStack() as stack:
 """
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_parent_however_that_ends() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _HOLD_ALL],

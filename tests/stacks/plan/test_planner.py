@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
+
 from gpuctl.stacks.plan.planner import plan
 from tests.fakes.requests import asked
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_no_event_loop_open() -> None:
     """Python closes one that it collects, and may complain of it on the user's terminal."""
     earlier = _open()

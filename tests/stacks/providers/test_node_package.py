@@ -30,10 +30,12 @@ def test_it_holds_what_the_build_backend_would_put_into_it(wheel_file: Path, tmp
     assert _modules(wheel_file) == _modules(built)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_bytes_every_time() -> None:
     assert node_package.wheel() == node_package.wheel()
 
 
+@pytest.mark.slow
 def test_pip_installs_it_and_what_was_installed_makes_the_same_wheel(wheel_file: Path, tmp_path: Path) -> None:
     """A user's gpuctl comes from a wheel and not from a checkout."""
     target = tmp_path / "site"

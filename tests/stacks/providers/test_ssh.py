@@ -271,6 +271,7 @@ def test_a_machine_that_only_a_command_of_this_user_reaches_is_refused(user: Use
     assert machine.about(parse_target("lab"), facts).jump == "gate"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["10.77.0.10", "fd77::10", "127.0.0.1"])
 def test_where_nothing_leads_out_of_a_machine_it_has_the_address_that_ssh_came_to(tmp_path: Path, address: str) -> None:
     if not is_possible():
@@ -355,6 +356,7 @@ def test_a_machine_without_a_way_out_is_told_the_address_that_up_came_to(user: U
     assert json.loads(machine.node_json.read_text())["address"] == "10.77.0.10"
 
 
+@pytest.mark.slow
 def test_a_bucket_whose_url_is_written_otherwise_is_the_same_one(user: User, file_url: str) -> None:
     machine = StandIn(user, file_url)
     machine.up(file_url)
@@ -485,6 +487,7 @@ def test_a_second_up_runs_its_own_boot_program_of_whatever_size(tmp_path: Path) 
     assert list((tmp_path / PACKAGE[1:]).glob("__pycache__/*.pyc")), "nothing was compiled"
 
 
+@pytest.mark.slow
 def test_a_boot_that_ends_without_a_word_to_the_bucket_is_not_waited_for(user: User, file_url: str) -> None:
     """On this machine no boot program runs."""
     if os.geteuid() != 0:

@@ -52,6 +52,7 @@ class Case(NamedTuple):
     who: Who
 
 
+@pytest.mark.slow
 def test_killed_at_any_point_ranks_leave_the_newest_step_whole(first_step: Bucket, tmp_path: Path) -> None:
     """Of two ranks each one and both, at each of its points; and the other one, once both have begun to save."""
     calm = copied(first_step, (tmp_path / "calm").as_uri())
@@ -99,6 +100,7 @@ def _last(points: Sequence[str], kind: str) -> int:
     return max(number for number, name in enumerate(points) if name.startswith(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["az", "gs"])
 def test_killed_before_and_after_they_write_ranks_leave_the_newest_step_whole(
     first_step: Bucket, tmp_path: Path, request: pytest.FixtureRequest, kind: str

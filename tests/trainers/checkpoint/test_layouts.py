@@ -196,6 +196,7 @@ def go_on_with_pair(url: str, layout: str, seed: int) -> list[Tensor]:
     return whole_pair(state)
 
 
+@pytest.mark.slow
 def test_what_no_single_model_has_goes_on_in_every_layout(file_url: str) -> None:
     reference = pair("alone", 0)
     for seed, (layout, world) in enumerate([("fsdp", 2), ("fsdp", 3), ("alone", 2), ("fsdp", 2), ("alone", 1)]):

@@ -89,6 +89,7 @@ def status(pid: int) -> str:
         return "gone"
 
 
+@pytest.mark.slow
 def test_a_script_that_a_newer_round_shuts_out_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     context = WorkerContext("demo", (tmp_path / "bucket").as_uri(), "digits", 2, "node-0", tmp_path, tmp_path, tmp_path)
     place = open_bucket(context.bucket).at(layout.checkpoints("digits"))

@@ -63,6 +63,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 # -- away -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("patience_s", "away_s"), [(60.0, 20.0), (_PATIENCE_S, 3.0)], ids=["20 s", "ten times a client's patience"]
@@ -95,6 +96,7 @@ def test_a_store_that_answers_503_for_a_while_makes_a_save_late_and_nothing_else
     assert all("did not answer" in line and "SlowDown" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_restore_waits_for_a_store_that_answers_503(proxy: Proxy, behind: str) -> None:
     save(Checkpointer(store=open_bucket(behind)), 1)
     everything(proxy, "refuse", status=503, code="SlowDown")
@@ -139,6 +141,7 @@ def test_a_connection_lost_in_every_part_costs_a_second_try_of_each(proxy: Proxy
     assert state["step"] == 2
 
 
+@pytest.mark.timing
 def test_a_slow_store_holds_up_no_step(proxy: Proxy, behind: str, s3_url: str) -> None:
     checkpointer = Checkpointer(store=open_bucket(behind))
     save(checkpointer, 1)
@@ -218,6 +221,7 @@ def test_keys_of_the_machine_that_expire_in_mid_save_are_renewed_and_no_part_is_
     goes_on(s3_url, {2}, "renewed")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("renewed", [True, False])
 def test_keys_that_nobody_renews_hold_a_save_up_for_a_while_with_one_line_that_says_so(
     proxy: Proxy, behind: str, s3_url: str, renewed: bool, capsys: pytest.CaptureFixture[str]

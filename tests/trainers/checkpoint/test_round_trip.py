@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -285,12 +286,14 @@ def _bits(value: Any) -> tuple[Any, ...]:
 # -- the tests --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_any_state_comes_back_on_any_other_world(file_url: str) -> None:
     trees = {f"tree{n}": of for n, of in enumerate(drawn(TREES, 150))}
     tensors = {f"model.t{n}": of for n, of in enumerate(drawn(leaves(), 200))}
     around(file_url, {**trees, **tensors}, hop, trees, tensors)
 
 
+@pytest.mark.slow
 def test_what_dcp_saves_comes_back_on_any_other_world(file_url: str) -> None:
     tensors = {f"t{n}": of for n, of in enumerate(drawn(leaves(DTYPES), 200))}
     around(file_url, tensors, hop_of_dcp, tensors)

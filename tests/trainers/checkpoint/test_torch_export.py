@@ -80,6 +80,7 @@ print(optimizer.param_groups[0]["lr"], sorted({int(state["step"]) for state in o
 """
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_is_needed_to_load_a_sharded_model_and_its_optimizer(tmp_path: Path, file_url: str) -> None:
     weights = run(3, checkpointing.save_sharded, place(file_url))[0]
     folder = pull(file_url, tmp_path / "out", write_torch)

@@ -98,6 +98,7 @@ def fit_with_workers(folder: str, steps: int, mark: str) -> list[float]:
     return [p.sum().item() for p in model.parameters()]
 
 
+@pytest.mark.slow
 def test_a_rank_with_loading_workers_leaves_with_them(tmp_path: Path) -> None:
     """The workers inherit the handler that takes SIGTERM, and must end all the same."""
     mark = tmp_path / "begun"
@@ -108,6 +109,7 @@ def test_a_rank_with_loading_workers_leaves_with_them(tmp_path: Path) -> None:
         assert [end.code for end in ranks.wait(30)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_run_with_fewer_steps_than_are_done_changes_nothing(tmp_path: Path) -> None:
     kept, mark = tmp_path / "kept", str(tmp_path / "begun")
     (weights,) = run(1, fit_with_workers, str(kept), 8, mark)

@@ -65,6 +65,7 @@ def _cost(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_of_a_cluster_that_is_gone_by_its_bucket(tmp_path: Path, s3_endpoint: str) -> None:
     folder = tmp_path / "bucket"
     store = open_bucket(folder.as_uri())

@@ -48,6 +48,7 @@ def raws(draw: st.DrawFn) -> Raw:
     return Raw({1: "uint8", 2: "int16", 4: "float32", 8: "int64"}[width], shape, data, grid)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(tensors=st.lists(raws(), min_size=1, max_size=4), part_bytes=st.integers(1, 300))
 def test_every_byte_finds_its_place_however_it_was_cut(tensors: list[Raw], part_bytes: int) -> None:

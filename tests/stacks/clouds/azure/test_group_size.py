@@ -38,6 +38,7 @@ def test_another_number_is_asked_for_and_nothing_else_is_changed(api: Api) -> No
     assert body == {"sku": {"name": "Standard_ND96asr_v4", "tier": "Standard", "capacity": 7}}
 
 
+@pytest.mark.slow
 def test_the_number_that_a_changed_set_is_sent_with_is_the_one_that_azure_tells_and_no_guess(api: Api) -> None:
     assert standing("gpuctl-demo", "gpuctl-demo", SUBSCRIPTION, api.account()) == 4
     api.answers[SET.replace("sets/gpuctl-demo", "sets/not-made-yet")] = refusal("ResourceNotFound", "not found", 404)

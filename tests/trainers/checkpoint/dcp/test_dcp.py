@@ -99,6 +99,7 @@ def test_a_save_in_the_background_holds_what_was_there_when_it_was_asked_for(fil
 # -- whole or absent --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_before_any_write_of_a_save_a_whole_checkpoint_is_found(file_url: str, tmp_path: Path) -> None:
     """Kill -9 of rank 0 and of another, before each of their writes: parts, values, manifest, commit, deletion of the
     old one."""
@@ -219,6 +220,7 @@ def test_a_damaged_manifest_is_named(file_url: str) -> None:
 # -- the rest of gpuctl -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_line_lists_verifies_and_pulls_what_dcp_saved(tmp_path: Path, file_url: str) -> None:
     cluster = WrittenCluster(tmp_path, file_url)
     job = cluster.submit().job
@@ -371,6 +373,7 @@ def test_a_target_of_another_dtype_or_layout_gets_the_same_numbers(file_url: str
         assert same(state[name], numbers.to(dtype)), name
 
 
+@pytest.mark.slow
 def test_a_save_and_a_load_hold_no_more_than_they_say(file_url: str) -> None:
     ((saving, loading),) = run(1, planners.growth, file_url)
     assert saving < 64, "ten parts of 4 MiB, and what the machinery needs"

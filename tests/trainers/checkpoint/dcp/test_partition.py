@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +39,7 @@ def planned(ranks: list[dict[str, torch.Tensor]]) -> tuple[list[SavePlan], list[
     return plans, alone
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(states())
 def test_every_byte_is_written_once_by_a_rank_that_holds_it(ranks: list[dict[str, torch.Tensor]]) -> None:

@@ -288,6 +288,7 @@ except GpuctlError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "told", "steps"),
     [("nothing", 0, [1]), ("later", 0, [1]), ("waits", 1, []), ("steps", 1, []), ("saves", 0, [1, 2])],

@@ -152,6 +152,7 @@ def pieces(found: Sequence[Leftover]) -> set[tuple[str, str]]:
     return {(one.kind, one.id) for one in found}
 
 
+@pytest.mark.slow
 def test_every_piece_of_a_mess_is_found_and_nothing_of_a_strangers(cluster: str) -> None:
     mess = Mess(tags(cluster), f"{cluster}-ours")
     stranger = Mess([{"Key": "Name", "Value": cluster}], f"{cluster}-theirs")
@@ -164,6 +165,7 @@ def test_every_piece_of_a_mess_is_found_and_nothing_of_a_strangers(cluster: str)
     assert not everywhere & set(stranger.made.items())
 
 
+@pytest.mark.slow
 def test_all_that_the_program_makes_is_looked_for() -> None:
     """What has tags and is deleted on ``down``; rules go with their security group."""
     words = {"Eip": "elastic IP", "Group": "auto scaling group"}
@@ -178,12 +180,14 @@ def test_all_that_the_program_makes_is_looked_for() -> None:
     assert {kind for kind in kinds if kind.lower() not in looked_for} == set()
 
 
+@pytest.mark.slow
 def test_roles_and_profiles_have_the_names_that_are_looked_through() -> None:
     of = Planned(asked("aws"))
     prefixes = [of.one(kind)["namePrefix"] for kind in ("iam/role:Role", "iam/instanceProfile:InstanceProfile")]
     assert [prefix.startswith(OURS) for prefix in prefixes] == [True, True]
 
 
+@pytest.mark.slow
 def test_what_costs_something_is_told_its_price_and_comes_first(cluster: str) -> None:
     Mess(tags(cluster), cluster)
     found = scan([], cluster, answering(NOTHING)).found
@@ -197,6 +201,7 @@ def test_what_costs_something_is_told_its_price_and_comes_first(cluster: str) ->
     assert {one.about for one in found if one.kind == "instance"} == {f"{TYPE}, running"}
 
 
+@pytest.mark.slow
 def test_what_has_been_deleted_is_not_there_though_aws_still_shows_it(cluster: str) -> None:
     mess = Mess(tags(cluster), cluster)
     mess.ec2.terminate_instances(InstanceIds=[mess.made["instance"]])
@@ -206,6 +211,7 @@ def test_what_has_been_deleted_is_not_there_though_aws_still_shows_it(cluster: s
     assert not kinds & {"instance", "NAT gateway"}
 
 
+@pytest.mark.slow
 def test_the_regions_that_are_named_are_looked_into_and_all_of_them_if_that_is_asked(cluster: str) -> None:
     home, away = Mess(tags(cluster), cluster), Mess(tags(cluster), cluster, AWAY)
     regional = {(kind, one) for kind, one in away.made.items() if kind not in ("role", "instance profile")}
@@ -251,6 +257,7 @@ def test_a_spot_instance_of_no_known_price_is_told_as_one_that_costs_something(c
     assert (found.about, found.usd_per_hour) == ("p9.huge, running, spot", None)
 
 
+@pytest.mark.slow
 def test_what_may_not_be_looked_at_is_said_and_all_else_is_found(cluster: str) -> None:
     mess = Mess(tags(cluster), cluster)
     seen = scan([], cluster, answering({**NOTHING, ("ec2", "DescribeVolumes"): refusal("UnauthorizedOperation")}))
@@ -335,6 +342,7 @@ def leaks(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_verb_lists_what_is_there_and_fails(cluster: str) -> None:
     """Straight against moto, which answers for two kinds with an error: that is told, and the rest is found."""
     mess = Mess(tags(cluster), cluster)

@@ -105,6 +105,7 @@ def test_a_quota_that_nobody_has_changed_is_aws_default() -> None:
     assert "is 0" in checked(answers)["quota"].message
 
 
+@pytest.mark.slow
 def test_what_runs_already_counts_but_for_the_clusters_own() -> None:
     def instance(kind: str, lifecycle: str = "spot", cluster: str = "other") -> str:
         return (
@@ -380,6 +381,7 @@ def check(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pulumi_on_path")
 def test_the_verb_prints_a_line_for_each_check() -> None:
     """Straight against moto, which knows no quotas, in a region where no other test makes networks."""

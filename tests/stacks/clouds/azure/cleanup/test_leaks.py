@@ -313,6 +313,7 @@ def test_without_a_name_it_is_the_only_subscription(api: Api, tmp_path: Path, mo
 # -- the verb ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_verb_lists_what_is_there_and_fails(api: Api, tmp_path: Path) -> None:
     env = environment(tmp_path, api)
     done = gpuctl(env, "leaks", "--provider", "azure", "-c", "demo", "--all-regions")
@@ -346,6 +347,7 @@ def test_without_credentials_that_is_the_line(api: Api, tmp_path: Path, az: str,
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {said}; {hint}\n")
 
 
+@pytest.mark.slow
 def test_an_azure_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     done = gpuctl(environment(tmp_path), "leaks", "--provider", "azure")
     assert done.returncode == 1

@@ -420,6 +420,7 @@ def leaks(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_verb_lists_what_is_there_and_fails(project: Google) -> None:
     mess = Mess(project, "demo")
     done = leaks("-c", "demo")
@@ -432,6 +433,7 @@ def test_the_verb_lists_what_is_there_and_fails(project: Google) -> None:
     assert (done.returncode, done.stderr) == (1, looked + things)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "regions", "why"),
     [((), ["us-central1"], "the default"), (("--all-regions",), ["europe-west4", "us-central1"], "all regions")],

@@ -55,6 +55,7 @@ def checked(**changes: Any) -> dict[str, PreflightCheck]:
     return {one.name: one for one in checks(request, catalog().type(request.type))}
 
 
+@pytest.mark.slow
 def test_all_is_well_where_the_cloud_says_so(generous: Google) -> None:
     found = checked()
     assert {name: one.status for name, one in found.items()} == dict.fromkeys(
