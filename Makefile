@@ -10,7 +10,8 @@ DOCS_STAMP := $(VENV)/.installed-docs
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python)
 
 # Three, since they wait for each other's servers and for deadlines; in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+# What fails is tried once more, alone: tools/test_run.py.
+TESTS := $(BIN)/python -m tools.test_run -n 3 --dist loadgroup --no-loadscope-reorder
 
 # pip applies -c to what it installs, and these to the isolated environment that builds gpuctl itself (pip before 25.3
 # reads the first, later ones the second). A relative path, because pip splits these at spaces.
@@ -26,8 +27,11 @@ ifneq ($(shell $(healthy) && echo yes),yes)
 SICK := sick
 endif
 
+# Also ends when the shell that began it was killed.
+busy_loop = sh -c 'while kill -0 $$PPID 2>/dev/null; do :; done'
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-times test-machines mutate bench bench-checkpoint preview catalog docs lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-busy test-times test-machines mutate bench bench-checkpoint preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -36,7 +40,7 @@ help: ## Show this list
 demo: $(STAMP) ## Four nodes on this machine, two of them lost on the way
 	$(BIN)/gpuctl demo
 
-test: lint types contracts preview unit ## Linters, strict types, import contracts, plans of the clouds, all tests
+test: lint types contracts preview unit ## Before each commit: linters, types, contracts, plans, all that is quick
 
 preview: $(STAMP) ## Plans of the three clouds, beside the goldens (RENEW=1 writes those)
 	$(BIN)/python -m tests.stacks.preview $(if $(RENEW),--renew)
@@ -44,7 +48,7 @@ preview: $(STAMP) ## Plans of the three clouds, beside the goldens (RENEW=1 writ
 catalog: $(STAMP) ## stacks/catalog/catalog.json anew, from what is newest (FROM=DIR: from files that are there)
 	$(BIN)/python -m tools.catalog $(if $(FROM),--from $(FROM),--fetch build/catalog)
 
-test-machines: $(STAMP) ## Machines that boot, all tests on them (root, Linux; the first run makes their file system)
+test-machines: $(STAMP) ## Only the tests on machines that boot (root, Linux; the first run makes their file system)
 	$(BIN)/python -m pytest -m "" tests/machines
 
 mutate: $(STAMP) ## Bugs put in one by one: a test must fail for each (ONLY=ledger: those that name it)
@@ -73,14 +77,19 @@ types: $(STAMP) ## Strict types
 contracts: $(STAMP) ## Imports go down only
 	$(BIN)/lint-imports --no-logo --no-cache
 
-unit: $(STAMP) ## All tests and nothing else
-	$(PYTEST)
+unit: $(STAMP) ## The quick tests and nothing else
+	$(TESTS)
 
-test-all: lint types contracts preview ## The same as test, with what is tried in all ways at all places (40 minutes more)
-	$(PYTEST) -m ""
+test-all: lint types contracts preview ## The same as test, with what is slow, depends on time or boots something
+	$(TESTS) -m ""
 
-test-times: $(STAMP) ## All tests, and the twenty that took longest
-	$(PYTEST) --durations=20
+test-busy: $(STAMP) ## The quick tests beside two busy loops: none may need a machine of its own
+	@$(busy_loop) & one=$$!; $(busy_loop) & other=$$!; \
+	trap "kill $$one $$other" EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP; \
+	$(TESTS)
+
+test-times: $(STAMP) ## Of the last run of tests, the thirty that took longest, and slow ones without a mark
+	$(BIN)/python -m tools.test_run --times
 
 format: $(STAMP) ## Format, and fix what can be fixed
 	$(BIN)/python -m ruff format .

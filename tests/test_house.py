@@ -183,6 +183,8 @@ def test_continuous_integration_does_what_ci_run_does() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     steps = [step.get("run", "") for step in workflow["jobs"]["test"]["steps"]]
     assert steps[-1] == ".ci/run"
+    assert "make test-all" in [step.get("run") for step in workflow["jobs"]["all"]["steps"]]
+    assert {"push", "pull_request", "schedule", "workflow_dispatch", "release"} <= workflow[True].keys()  # YAML's "on"
     assert workflow["jobs"]["docs"]["steps"][-1]["run"] == "make docs"
     commands = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
     named = [word for command in commands for word in command.split() if word.startswith(("tests/", ".ci/"))]
