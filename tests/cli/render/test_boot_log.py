@@ -51,7 +51,7 @@ def test_as_json_it_is_one_object(cluster: WrittenCluster) -> None:
 def test_an_unknown_node_is_refused_in_one_line_that_names_those_there_are(cluster: WrittenCluster) -> None:
     refused = cluster.run("logs", "--boot", "i-9", code=2).stderr
     assert "no boot report of 'i-9'" in refused
-    assert "this cluster has none" in refused
+    assert "no machine of this cluster has booted yet" in refused
     booted(cluster, "i-1", b"", state="ready")
     booted(cluster, "i-2", b"", state="ready")
     cluster.store.put(f"boot/{'0' * 64}/gpuctl-0.1.0-py3-none-any.whl", b"no machine")

@@ -154,7 +154,7 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     account.up("--zone", "us-east-1c", "--on-demand", "--idle-minutes", "60", nodes="1:2")
     (first, second) = account.machines()
     again = account.run("up", "-y", "--nodes", "1:3")
-    assert again.stdout.startswith("nodes: 1:2 -> 1:3\nin all: $"), "what changes, and not the whole plan again"
+    assert again.stdout.startswith("nodes: 1:2 -> 1:3\ntotal: $"), "what changes, and not the whole plan again"
     assert "zones to try" not in again.stderr
     assert {first, second} < set(account.machines()) and len(account.machines()) == 3
     assert account.group()["AvailabilityZones"] == ["us-east-1c"]
@@ -356,7 +356,7 @@ def test_a_policy_that_no_state_knows_keeps_no_role(account: Account) -> None:
     account.boot_machines()
     interruptions.killed(account, f"create aws:iam/rolePolicy:RolePolicy {account.cluster}")
     account.obstacles.forget()
-    assert "not yet" not in account.run("down", "-y").stderr
+    assert "trying again" not in account.run("down", "-y").stderr
     assert account.run("leaks", "--provider", "aws").stdout == ""
 
 

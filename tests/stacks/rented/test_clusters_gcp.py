@@ -223,7 +223,7 @@ def test_what_is_not_said_again_stays_as_it_was(owner: Owner) -> None:
     owner.up("--zone", SECOND, "--on-demand", "--idle-minutes", "60", nodes="1:2")
     two = set(owner.machines())
     again = owner.run("up", "-y", "--nodes", "1:3")
-    assert again.stdout.startswith("nodes: 1:2 -> 1:3\nin all: $"), "what changes, and not the whole plan again"
+    assert again.stdout.startswith("nodes: 1:2 -> 1:3\ntotal: $"), "what changes, and not the whole plan again"
     assert "zones to try" not in again.stderr
     assert (owner.zone(), len(owner.machines())) == (SECOND, 3) and two < set(owner.machines())
     assert (owner.spec().idle_minutes, owner.spec().nodes_min, owner.spec().nodes_max) == (60, 1, 3)

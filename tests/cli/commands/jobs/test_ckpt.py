@@ -468,7 +468,11 @@ def test_verify_reads_the_files_of_a_script_too(written_anywhere: WrittenCluster
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("missing", "is missing"), ("cut short", "has 2999 bytes, not 3000"), ("flipped", "is damaged: its SHA-256 is")],
+    [
+        ("missing", "is missing"),
+        ("cut short", "has 2999 bytes, not 3000"),
+        ("flipped", "is damaged: its SHA-256 does not match"),
+    ],
 )
 def test_verify_names_the_damaged_file_and_what_a_restore_takes(written: WrittenCluster, how: str, said: str) -> None:
     job = with_files(written)

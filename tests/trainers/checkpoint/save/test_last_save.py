@@ -16,7 +16,7 @@ from tests.trainers.ranks import Ended, Ranks
 
 
 @pytest.mark.parametrize(
-    ("left_s", "new_s", "flying_s", "choice"),
+    ("left_s", "new_s", "in_flight_s", "choice"),
     [
         (30.0, 5.0, [], "both"),
         (None, 5.0, [100.0], "both"),
