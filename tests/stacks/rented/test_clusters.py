@@ -175,6 +175,7 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     account.run("down", "-y")
 
 
+@pytest.mark.slow
 def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -236,10 +237,12 @@ def _down(engine: Late, account: Account, monkeypatch: pytest.MonkeyPatch) -> tu
     return rented.down(asked("aws", cluster=account.cluster, account=""), force=True), paused
 
 
+@pytest.mark.slow
 def test_what_a_cloud_releases_late_is_tried_again(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _down(Late(FailureKind.RESOURCE, 2), account, monkeypatch) == ([], [10.0, 20.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FailureKind.BUSY, FailureKind.HELD, FailureKind.CANCELLED])
 def test_what_somebody_else_is_at_is_not_taken_away(
     account: Account, monkeypatch: pytest.MonkeyPatch, kind: FailureKind
@@ -250,6 +253,7 @@ def test_what_somebody_else_is_at_is_not_taken_away(
     assert engine.times == 0 and not engine.forgotten
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [FailureKind.RESOURCE, FailureKind.UNREADABLE, FailureKind.NO_CLI, FailureKind.NO_PLUGIN, FailureKind.OTHER]
 )
@@ -272,6 +276,7 @@ def test_down_with_credentials_of_another_account_proves_nothing(account: Accoun
     assert account.machines()
 
 
+@pytest.mark.slow
 def test_up_without_an_answer_rents_nothing(account: Account) -> None:
     done = account.run("up", "--provider", "aws", "--type", TYPE, code=2)
     assert (
@@ -293,6 +298,7 @@ def test_a_person_is_asked_once_the_price_is_known_and_sees_what_is_made(account
     account.run("down", "-y")
 
 
+@pytest.mark.slow
 def test_what_the_account_may_not_have_is_not_begun(account: Account) -> None:
     account.vcpus.append(0)
     done = account.up(code=2)
@@ -303,12 +309,14 @@ def test_what_the_account_may_not_have_is_not_begun(account: Account) -> None:
     assert not (account.folder / "state" / "pulumi").exists()
 
 
+@pytest.mark.slow
 def test_without_pulumi_nobody_is_asked(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(account.env, "PATH", str(account.folder))
     line = account.run("up", *account.up_flags, "--nodes", "2", code=1).stderr.splitlines()[-1]
     assert line.startswith("error: Pulumi's CLI is not installed; add -y to have Pulumi ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "line"),
     [
@@ -333,6 +341,7 @@ def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> N
     interruptions.at_every_resource(account, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [
@@ -360,6 +369,7 @@ def test_a_policy_that_no_state_knows_keeps_no_role(account: Account) -> None:
     assert account.run("leaks", "--provider", "aws").stdout == ""
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_is_what_ctrl_c_is(account: Account) -> None:
     account.boot_machines()
     group = f"create aws:autoscaling/group:Group {account.cluster}"
@@ -369,6 +379,7 @@ def test_a_closed_terminal_is_what_ctrl_c_is(account: Account) -> None:
     assert account.run("leaks", "--provider", "aws").stdout == ""
 
 
+@pytest.mark.slow
 def test_up_tests_a_new_fabric_by_itself(account: Account) -> None:
     """The machines here run nothing, so it is left as a person would leave it."""
     account.up_flags = ["--provider", "aws", "--type", "p4d.24xlarge"]

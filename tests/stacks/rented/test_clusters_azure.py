@@ -302,6 +302,7 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account
     assert again.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
 
 
+@pytest.mark.slow
 def test_what_the_subscription_may_not_have_is_not_begun(account: Account) -> None:
     usages = account.api.answers["providers/microsoft.compute/locations/eastus/usages"]
     (spot,) = [one for one in usages if one["name"]["value"] == "lowPriorityCores"]

@@ -208,6 +208,7 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_label_and_fails_down(owner
     assert again.stdout.splitlines()[0] == f"cluster {owner.cluster} is down"
 
 
+@pytest.mark.slow
 def test_what_the_project_may_not_have_is_not_begun(owner: Owner) -> None:
     owner.gpus = 0.0
     done = owner.up(code=2)

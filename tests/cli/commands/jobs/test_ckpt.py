@@ -30,6 +30,7 @@ from tests.cluster.checkpoints.export.test_pull import keep
 from tests.fakes.checkpoints import Raw, of_bytes
 from tests.fakes.faults import Fault, Proxy
 from tests.fakes.written_cluster import WrittenCluster
+from tests.marks import slow_but_on_a_folder
 
 JOB = "digits-1"
 WEIGHTS = Raw("float32", (1000, 50), os.urandom(200_000), (2, 1))
@@ -270,6 +271,7 @@ def test_without_torch_the_line_says_how_to_get_it_and_what_works_without(saved:
     saved.run("ckpt", "pull", "200", "out", "--format", "safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["torch", "dcp", "safetensors"])
 def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(written: WrittenCluster, form: str) -> None:
     written.submit()
@@ -303,6 +305,7 @@ def test_the_files_of_a_script_are_pulled_as_they_are(written: WrittenCluster) -
 # -- rm ---------------------------------------------------------------------------------------------------------------
 
 
+@slow_but_on_a_folder
 def test_rm_tells_what_became_free_and_keeps_the_others_whole(saved_anywhere: WrittenCluster) -> None:
     """The second one needs the weights of the first, so they stay."""
     first, second = listed(saved_anywhere)
@@ -372,6 +375,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux how much memory was used")
 def test_no_more_than_a_few_blocks_are_held_in_memory(written: WrittenCluster) -> None:
     written.submit()
@@ -391,6 +395,7 @@ def test_no_more_than_a_few_blocks_are_held_in_memory(written: WrittenCluster) -
 # -- gc ---------------------------------------------------------------------------------------------------------------
 
 
+@slow_but_on_a_folder
 def test_gc_shows_what_goes_and_deletes_only_that(saved_anywhere: WrittenCluster) -> None:
     maker = saved_anywhere.maker(JOB)
     maker.part_bytes = 50_000
@@ -500,6 +505,7 @@ def test_a_file_of_many_chunks_is_verified(written: WrittenCluster) -> None:
     assert "is damaged: its SHA-256 does not match" in written.run("ckpt", "verify", code=1).stdout
 
 
+@slow_but_on_a_folder
 def test_rm_deletes_the_files_of_a_job_that_is_over(written_anywhere: WrittenCluster) -> None:
     job = with_files(written_anywhere)
     written_anywhere.end(job, 1, ENDED)
@@ -586,6 +592,7 @@ def test_no_job_an_unknown_job_and_no_bucket(written: WrittenCluster, verb: str)
     assert said == "error: folder /no/such/folder does not exist; check --bucket, or run `gpuctl up`\n"
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_away_is_one_line(written: WrittenCluster) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens

@@ -48,6 +48,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return WorkerContext("demo", place, "job-1", 1, "node-0", tmp_path, tmp_path, tmp_path).env()
 
 
+@pytest.mark.timing
 def test_with_time_enough_the_one_on_its_way_is_finished_and_a_last_one_written(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
@@ -59,6 +60,7 @@ def test_with_time_enough_the_one_on_its_way_is_finished_and_a_last_one_written(
     assert 30 * took_s < left_s < 40 * took_s
 
 
+@pytest.mark.timing
 def test_with_time_for_one_the_one_on_its_way_makes_room(tmp_path: Path, env: dict[str, str]) -> None:
     ended = noticed(env, 1.9)
     found = entries(tmp_path)
@@ -66,18 +68,21 @@ def test_with_time_for_one_the_one_on_its_way_makes_room(tmp_path: Path, env: di
     assert found[-1].took_s < 2.0 * found[0].took_s, "it does not wait for what was cancelled"
 
 
+@pytest.mark.timing
 def test_without_time_for_a_new_one_the_one_on_its_way_is_finished(tmp_path: Path, env: dict[str, str]) -> None:
     ended = noticed(env, 0.6)
     assert [(entry.step, entry.reason) for entry in entries(tmp_path)] == [(1, "asked"), (2, "interval")], ended
     assert "s are left: finishing the checkpoint under way, and making none of step 3" in ended[0].said
 
 
+@pytest.mark.timing
 def test_two_on_their_way_are_both_counted_and_both_make_room(tmp_path: Path, env: dict[str, str]) -> None:
     with Ranks(1, deadlines.noticed_behind_two, 2.6, env=env) as ranks:
         ended = ranks.wait()
     assert [(entry.step, entry.reason) for entry in entries(tmp_path)] == [(1, "asked"), (4, "notice")], ended
 
 
+@pytest.mark.timing
 def test_a_first_save_is_finished_where_a_new_one_does_not_fit(tmp_path: Path, env: dict[str, str]) -> None:
     with Ranks(1, deadlines.noticed_in_the_first_save, 1.0, env=env) as ranks:
         (end,) = ranks.wait()
@@ -85,6 +90,7 @@ def test_a_first_save_is_finished_where_a_new_one_does_not_fit(tmp_path: Path, e
     assert "s are left: finishing the checkpoint under way, and making none of step 2" in end.said
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("lefts", "steps"), [((40, 0.6), [1, 2, 3]), ((0.6, 40), [1, 2])])
 def test_rank_0_decides_for_all_whatever_time_they_have_left(
     tmp_path: Path, env: dict[str, str], lefts: tuple[float, float], steps: list[int]
