@@ -19,9 +19,9 @@ from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.records.rounds import Round
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.cluster.storage.interface import Entry
+from tests.waiting import PATIENCE_S
 
 HEARTBEAT_S = 0.5
-_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ def measure(nodes: int, url: str, *, quiet_s: float = 2.0) -> Measured:
         agent.start()
     try:
         while not all(agent.knows(job) for agent in agents):
-            if time.monotonic() - began > _PATIENCE_S:
-                raise TimeoutError(f"{nodes} agents did not agree in {_PATIENCE_S:g} s")
+            if time.monotonic() - began > PATIENCE_S:
+                raise TimeoutError(f"{nodes} agents did not agree in {PATIENCE_S:g} s")
             time.sleep(0.01)
         seconds = time.monotonic() - began
         before, since = counts.total(), time.monotonic()

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.person import plain
-from tests.waiting import until
-
-PATIENCE_S = 240.0
+from tests.waiting import PATIENCE_S, until
 
 
 class Running:

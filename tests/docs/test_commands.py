@@ -26,7 +26,7 @@ import pytest
 from gpuctl.cli import main
 from gpuctl.stacks.providers import processes
 from tests.docs.stories import Block, Command, blocks, pages
-from tests.docs.terminal import PATIENCE_S, Running
+from tests.docs.terminal import Running
 from tests.fakes.gcp.api import URL, Google
 from tests.fakes.user import User
 from tests.paths import ROOT
@@ -36,6 +36,7 @@ from tests.stacks.providers.test_ssh import StandIn
 from tests.stacks.providers.test_ssh import user as ssh
 from tests.stacks.rented.test_clusters_azure import account as azure
 from tests.stacks.rented.test_clusters_gcp import owner as gcp
+from tests.waiting import PATIENCE_S
 
 __all__ = ["aws", "aws_account", "azure", "gcp", "project", "ssh"]
 

@@ -24,9 +24,9 @@ from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.records.rounds import Round
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.stacks.providers import processes
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
 
 
 class Cluster:
@@ -49,7 +49,7 @@ class Cluster:
         (self.folder / name).write_text(textwrap.dedent(text))
         return name
 
-    def run(self, *args: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *args: str, code: int | None = 0, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
         """``gpuctl args``; fails the test unless it exits with ``code`` (``None``: any)."""
         done = subprocess.run(
             [*self.command, *args],

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from gpuctl.stacks.providers import processes
-from tests.e2e.machine import PATIENCE_S, Cluster
+from tests.e2e.machine import Cluster
+from tests.waiting import PATIENCE_S
 
 STUBBORN = """
     import os, signal, threading

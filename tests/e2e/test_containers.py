@@ -18,6 +18,7 @@ from tests.e2e.machine import Cluster, as_json
 from tests.e2e.scripts import COUNTING, PLAIN_DDP, REFUSED
 from tests.e2e.test_no_code import BARE, PROBLEM
 from tests.fakes import containers
+from tests.waiting import PATIENCE_S
 
 WHERE = """
     with open("/proc/1/cmdline") as first:
@@ -34,9 +35,7 @@ ENDS = """
     dist.destroy_process_group()
 """
 
-PATIENCE_S = 150.0
-"""A container imports torch twice, which takes its time on few cores."""
-pytestmark = [pytest.mark.machines, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.machines
 
 
 @pytest.fixture

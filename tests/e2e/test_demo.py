@@ -12,7 +12,6 @@ from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
 
 
-@pytest.mark.timeout(360)
 @pytest.mark.slow
 def test_the_demo_keeps_its_promises_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"

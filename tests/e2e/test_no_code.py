@@ -296,7 +296,6 @@ def train(cluster: Cluster) -> Callable[..., str]:
     return start
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_that_lost_its_node_goes_on_from_its_own_checkpoint_as_if_nothing_had_been(
     cluster: Cluster, train: Callable[..., str], script: str
@@ -316,7 +315,6 @@ def test_a_script_that_lost_its_node_goes_on_from_its_own_checkpoint_as_if_nothi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", SCRIPTS[:3])
 def test_a_script_that_saves_on_sigterm_loses_no_step_to_a_notice(
     cluster: Cluster, train: Callable[..., str], script: str

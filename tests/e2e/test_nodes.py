@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machine import PATIENCE_S, Cluster
+from tests.e2e.machine import Cluster
+from tests.waiting import PATIENCE_S
 
 WRITES_EVENTS = """
     import os

@@ -21,6 +21,7 @@ import psutil
 from gpuctl.bootstrap import boot
 from gpuctl.bootstrap.node_spec import NodeSpec, Package, Promise
 from gpuctl.bootstrap.user_data.render import File, files
+from tests.waiting import PATIENCE_S
 
 REAL = ("sh", "bash", "cat", "sleep", "touch", "dirname", "mkdir", "rm", "ln", "grep", "timeout", "env")
 """Programs that stand-ins are made of."""
@@ -35,7 +36,6 @@ SYSTEM = {
 PINS = b"# nothing is pinned\n"
 NODE = "i-0123456789abcdef0"
 """What ``tests.fakes.metadata`` calls a machine of AWS's."""
-_PATIENCE_S = 60.0
 
 _STARTS_AGENT = """case "$*" in
     "start gpuctl-agent.service") mkdir -p "$BUCKET/nodes"; echo $$ > "$BUCKET/nodes/$NODE.json";;
@@ -78,6 +78,7 @@ STAND_INS = {
 _HURRIED = """
 import sys, time
 from gpuctl_boot.__main__ import main
+from tests.waiting import PATIENCE_S
 sys.exit(main(["boot"], sleep=lambda seconds: time.sleep(seconds if seconds >= 600 else seconds / 100)))
 """
 
@@ -204,7 +205,7 @@ class BareMachine:
     def boot(self) -> str:
         """To its end; what it printed."""
         process = self.start()
-        said, _ = process.communicate(timeout=_PATIENCE_S)
+        said, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, said
         return said
 
@@ -227,5 +228,5 @@ def lose_power(process: subprocess.Popen[str]) -> None:
     for one in whole:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
-    process.communicate(timeout=_PATIENCE_S)
-    psutil.wait_procs(whole, timeout=_PATIENCE_S)
+    process.communicate(timeout=PATIENCE_S)
+    psutil.wait_procs(whole, timeout=PATIENCE_S)

@@ -29,10 +29,10 @@ from typing import Literal
 import pytest
 
 from gpuctl.bootstrap.launch.container_args import FOLDER_LABEL, ContainerRuntime, remove_command
+from tests.waiting import PATIENCE_S
 
 IMAGE = "localhost/gpuctl-test:2"
 _FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var/tmp")
-_ASK_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def _found() -> Found:
             why = f"{program} does not answer: {said.stderr.strip()[-200:]}"
             continue
         if ask(program, "image", "inspect", IMAGE).returncode != 0:
-            subprocess.run([program, "import", "-", IMAGE], input=root(), capture_output=True, timeout=_ASK_S)
+            subprocess.run([program, "import", "-", IMAGE], input=root(), capture_output=True, timeout=PATIENCE_S)
         for more in ((), ("--runtime", "runc")):  # crun does not know every machine's cgroups
             needed = (*_options(), *more)
             tried = ask(program, "run", "--rm", "--network", "host", *needed, IMAGE, "true")
@@ -77,7 +77,7 @@ def _found() -> Found:
 
 
 def ask(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_ASK_S)
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S)
 
 
 def left(folder: Path | str) -> list[str]:
@@ -155,7 +155,7 @@ def registry(gate: threading.Event) -> Iterator[str]:
             elif found[1] == "manifests":
                 self._answer(manifest, f"{kind}.manifest.v1+json")
             elif found[1] == "blobs":
-                gate.wait(_ASK_S)
+                gate.wait(PATIENCE_S)
                 self._answer(held[found[2]], "application/octet-stream")
             else:
                 self._answer(b"{}", "application/json")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PATIENCE_S = 60
+from tests.waiting import PATIENCE_S
 
 
 def at_a_terminal(
@@ -41,7 +41,7 @@ def at_a_terminal(
         if typed and b"[y/N]" in shown:
             os.write(leader, typed.encode())
             typed = ""
-    code = process.wait(timeout=30)
+    code = process.wait(timeout=PATIENCE_S)
     os.close(leader)
     return code, shown.decode().replace("\r\n", "\n")
 

@@ -23,10 +23,10 @@ from pathlib import Path
 import pytest
 
 from gpuctl.bootstrap.ports import family_of
+from tests.waiting import PATIENCE_S
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 SSHD = shutil.which("sshd", path=_PATH)
-_PATIENCE_S = 10
 
 
 @dataclass
@@ -48,11 +48,11 @@ class Sshd:
         """Every connection breaks."""
         for process in self._running:
             process.terminate()
-            process.wait(_PATIENCE_S)
+            process.wait(PATIENCE_S)
 
     def wait_until_all_left(self) -> None:
         for process in self._running:
-            process.wait(_PATIENCE_S)
+            process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def make_key(path: Path) -> Path:
         pytest.skip("no ssh-keygen here: apt-get install openssh-client")
     path.unlink(missing_ok=True)
     command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "of a test", "-f", str(path))
-    subprocess.run(command, check=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL)
+    subprocess.run(command, check=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
     return path
 
 

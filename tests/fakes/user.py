@@ -24,6 +24,7 @@ from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.stacks.state.clusters import KnownCluster
 from tests.fakes import person
 from tests.fakes.pulumi import cli, obstacles, resource_plugin
+from tests.waiting import PATIENCE_S
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@laptop\n"
 
@@ -69,7 +70,9 @@ class User(ABC):
         flags = ("--no-verify",) if args[0] == "up" else ()
         command = [sys.executable, "-m", "gpuctl.cli.main", *args, *flags]
         try:
-            done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=240)
+            done = subprocess.run(
+                command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE_S
+            )
         except subprocess.TimeoutExpired as late:
             said = (late.stderr or b"").decode() if isinstance(late.stderr, bytes) else late.stderr
             raise AssertionError(f"{' '.join(args)} does not end: {said}") from None

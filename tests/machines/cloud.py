@@ -32,12 +32,13 @@ from gpuctl.cluster.records.nodes import BootReport
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.stacks.providers import node_package
 from gpuctl.stacks.state.clusters import KnownCluster
-from tests.e2e.machine import PATIENCE_S, Cluster
+from tests.e2e.machine import Cluster
 from tests.fakes.metadata import Provider, Service
 from tests.fakes.stores import s3
 from tests.machines import root
 from tests.machines.machine import Machine
 from tests.machines.network import HOST, METADATA, Network
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpuctl.bootstrap.node_spec import Promise
 from tests.e2e.scripts import COUNTING
 from tests.machines.cloud import Cloud, slowness
@@ -11,7 +9,6 @@ from tests.machines.packages import MODINFO, PYTHON, SMI
 
 READY_WITHIN_S = 10.0
 EIGHT_GPUS = Promise(gpus=8, gpu_memory_gb=40)
-pytestmark = pytest.mark.timeout(400)
 
 
 def test_user_data_makes_a_machine_with_its_packages_in_place_a_node_within_ten_seconds(cloud: Cloud) -> None:

@@ -16,7 +16,6 @@ from tests.machines.cloud import Cloud, Instance, Site
 from tests.machines.machine import Machine
 
 IDLE_MINUTES = 0.2
-pytestmark = pytest.mark.timeout(400)
 
 
 @contextlib.contextmanager

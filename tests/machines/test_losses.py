@@ -15,7 +15,6 @@ from tests.machines.network import HOST
 LEASE_S = 3.0
 GRADIENTS_BYTES = 4 * (16 * 32 + 32 + 32 + 1)
 """Of the model in ``COUNTING``."""
-pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

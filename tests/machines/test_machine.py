@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.machines.cloud import Site
 from tests.paths import ROOT
@@ -28,7 +27,6 @@ with Network() as network:
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_run_of_the_tests_that_is_killed_leaves_no_machine(site: Site, tmp_path: Path) -> None:
     layers = [str(layer) for layer in site.bare_layers]
     command = [sys.executable, "-c", BOOTS_ONE, str(tmp_path / "m0"), *layers]

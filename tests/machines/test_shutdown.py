@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpuctl.bootstrap.user_data.render import NEEDED_TO_THE_END
 from tests.e2e.scripts import COUNTING
 from tests.machines.cloud import Cloud
-
-pytestmark = pytest.mark.timeout(400)
 
 _KILLS_WORKERS = """[Unit]
 Description=stands in for what takes the workers along when it stops

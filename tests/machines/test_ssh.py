@@ -184,7 +184,6 @@ def test_a_machine_that_cannot_be_reached_is_named_and_the_others_go_on(lab: Lab
     assert lab.machines[1].run("sh", "-c", f"{TRACES} 2>/dev/null", check=False).stdout == ""
 
 
-@pytest.mark.timeout(300)
 def test_a_rented_machine_is_known_by_the_host_keys_that_its_boot_put_into_the_bucket(
     cloud: Cloud, tmp_path: Path
 ) -> None:

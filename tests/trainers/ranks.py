@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gpuctl.trainers.launchers.torchrun import die_with_parent
+from tests.waiting import PATIENCE_S
 
 _FORKING = multiprocessing.get_context("forkserver")
 # pytest is the main module of this process, which each child imports; an optimizer's first step imports torch._dynamo.
@@ -85,7 +86,9 @@ class Ranks:
     def send(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.pid(rank), number)
 
-    def wait(self, timeout_s: float = 60, first: int | None = None, notices_after_s: float = 0.0) -> list[Ended]:
+    def wait(
+        self, timeout_s: float = PATIENCE_S, first: int | None = None, notices_after_s: float = 0.0
+    ) -> list[Ended]:
         """All of them, in rank order; fails if one does not end in time. If rank ``first`` was killed, the others are
         killed too, as a launcher does, which looks every so often."""
         if first is not None:

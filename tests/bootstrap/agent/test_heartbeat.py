@@ -10,9 +10,9 @@ from gpuctl.bootstrap.agent.heartbeat import Heartbeat
 from gpuctl.cluster import layout
 from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from tests.waiting import PATIENCE_S
 
 NODE = "node-0"
-PATIENCE_S = 30.0
 
 
 class Held(Bucket):

@@ -25,9 +25,9 @@ from gpuctl.stacks.providers import processes
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure
 from tests.fakes import containers
 from tests.fakes.shared_objects import NEEDS_NEWER, PLUGIN, build, newer_than_here
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.machines
-PATIENCE_S = 90
 
 
 class Bench:

@@ -20,8 +20,7 @@ from gpuctl.cluster.worker_context import STDERR_MARK
 from gpuctl.stacks.providers import processes
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, needs_fresh
 from tests.fakes.shared_objects import DRIVER, build
-
-PATIENCE_S = 60
+from tests.waiting import PATIENCE_S
 
 
 class Bench:

@@ -24,12 +24,14 @@ from gpuctl.cluster.records.snapshots import Snapshot
 from gpuctl.cluster.snapshots import snapshot_log
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from tests.marks import STORES
+from tests.waiting import PATIENCE_S
 
 JOB = "job-1"
 QUICK = {QUIET: "0.3"}
 
 _OBEDIENT = """
 import os, sys
+from tests.waiting import PATIENCE_S
 os.chdir(sys.argv[1])
 for line in sys.stdin:
     exec(line.replace(r"\\n", "\\n"))
@@ -153,7 +155,7 @@ def alone(tmp_path: Path, file_url: str) -> Iterator[tuple[Node, Bucket]]:
     node.leave()
 
 
-def wait_for_set(store: Bucket, condition: Callable[[Snapshot], Any], timeout: float = 20) -> Snapshot:
+def wait_for_set(store: Bucket, condition: Callable[[Snapshot], Any], timeout: float = PATIENCE_S) -> Snapshot:
     deadline = time.monotonic() + timeout
     while True:
         newest = snapshot_log.newest(store, JOB)

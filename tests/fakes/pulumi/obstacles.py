@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from tests.waiting import PATIENCE_S
+
 FOLDER = "GPUCTL_TEST_OBSTACLES"
 """In the environment of the plug-ins."""
-_PATIENCE_S = 180.0
 _Made = TypeVar("_Made")
 
 
@@ -120,7 +121,7 @@ class Obstacles:
 
     @staticmethod
     def _wait(condition: Callable[[], bool], otherwise: str) -> None:
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > until:
                 raise TimeoutError(otherwise)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from gpuctl.stacks.engine.pulumi_install import CLI, Plugin, needed_plugin
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 30
 AWS: Plugin = needed_plugin("aws")
 _X64 = platform.machine().lower() in ("x86_64", "amd64")
 CLI_ARCHIVE = f"/sdk/pulumi-v{CLI}-linux-{'x64' if _X64 else 'arm64'}.tar.gz"

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 from tests.paths import ROOT
-
-_READY_WITHIN_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager
@@ -22,13 +21,13 @@ def started(command: Sequence[str], ready: str) -> Iterator[str]:
     """
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         assert server.stdout is not None
-        too_late = threading.Timer(_READY_WITHIN_S, server.kill)
+        too_late = threading.Timer(PATIENCE_S, server.kill)
         too_late.start()
         try:
             lines = (re.search(ready, line) for line in server.stdout)
             found = next((line for line in lines if line), None)
             too_late.cancel()
-            assert found, f"{command[0]} ended with {server.wait()} before it listened, or took {_READY_WITHIN_S:.0f} s"
+            assert found, f"{command[0]} ended with {server.wait()} before it listened, or took {PATIENCE_S:.0f} s"
             yield found[1]
         finally:
             too_late.cancel()

@@ -33,7 +33,6 @@ from gpuctl.stacks.engine.pulumi_release import Release
 from tests.fakes.pulumi.releases import (
     AWS,
     CLI_ARCHIVE,
-    PATIENCE_S,
     PLUGIN_ARCHIVE,
     PLUGIN_SUMS,
     PROGRAM,
@@ -42,6 +41,7 @@ from tests.fakes.pulumi.releases import (
     serving,
 )
 from tests.paths import ROOT
+from tests.waiting import PATIENCE_S, until
 
 EVERYDAY_PATH = "/usr/bin:/bin"
 
@@ -202,7 +202,7 @@ def test_an_installation_that_was_killed_is_no_cli_and_is_continued(releases: Re
     )
     assert releases.held.wait(PATIENCE_S)
     part = cli_folder() / f"{CLI_ARCHIVE.rpartition('/')[2]}.part"
-    _wait_for(lambda: part.exists() and part.stat().st_size > 0)
+    until(lambda: part.exists() and part.stat().st_size > 0, "a part of the archive")
     killed.send_signal(signal.SIGKILL)
     killed.wait(PATIENCE_S)
     with pytest.raises(StackFailed, match="not installed"):
@@ -334,12 +334,3 @@ def test_check_names_version_and_size_of_what_is_there() -> None:
 
 def _own_version() -> str:
     return subprocess.run([cli_folder() / "bin" / "pulumi", "version"], capture_output=True, text=True).stdout.strip()
-
-
-def _wait_for(holds: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(PATIENCE_S * 50):
-        if holds():
-            return
-        pause.wait(0.02)
-    raise AssertionError("it never came")

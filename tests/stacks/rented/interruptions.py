@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from tests.fakes.user import User
+from tests.waiting import PATIENCE_S
 
-_PATIENCE_S = 180.0
 _MAY_NOT_LOOK = re.compile(r"error: bucket \S+ was not deleted, .*; if nobody uses it: gpuctl (buckets rm .*)")
 """On Azure a user gets the right to read the bucket after it is made."""
 
@@ -42,7 +42,7 @@ def terminated(user: User, operation: str, number: signal.Signals = signal.SIGTE
         process.send_signal(number)
         _wait_until_cancelled(user, process, operation)
         user.obstacles.release(operation)
-        said = process.communicate(timeout=_PATIENCE_S)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 128 + number, said
     assert "interrupted: waiting for Pulumi to finish" in said
 
@@ -54,10 +54,10 @@ def left_alone(user: User, operation: str) -> None:
         _wait_until_held(user, process, operation)
         engine = _engine(user)
         process.kill()
-        process.communicate(timeout=_PATIENCE_S)
+        process.communicate(timeout=PATIENCE_S)
     user.obstacles.release(operation)
     user.obstacles.wait_until_ended(operation)
-    engine.wait(_PATIENCE_S)
+    engine.wait(PATIENCE_S)
 
 
 def killed(user: User, operation: str) -> None:
@@ -68,7 +68,7 @@ def killed(user: User, operation: str) -> None:
         engine = _engine(user)
         engine.kill()
         process.kill()
-        process.communicate(timeout=_PATIENCE_S)
+        process.communicate(timeout=PATIENCE_S)
     user.obstacles.release(operation)
     user.obstacles.wait_until_ended(operation)
 
@@ -144,7 +144,7 @@ def _wait_until_cancelled(user: User, process: subprocess.Popen[str], operation:
 
 def _engine(user: User) -> psutil.Process:
     """Who holds the stack's lock."""
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for lock in _locks(user):
             with suppress(OSError, ValueError, psutil.NoSuchProcess):

@@ -22,8 +22,6 @@ from tests.fakes.aws.user import Account
 
 THEIRS = "00000000ff"
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture
 def rented(account: Account) -> Iterator[Account]:

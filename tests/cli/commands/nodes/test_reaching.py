@@ -32,11 +32,10 @@ from tests.fakes.aws.cli import Account, Stand
 from tests.fakes.metadata import Provider, Service
 from tests.fakes.sshd import Sshd
 from tests.fakes.written_cluster import WrittenCluster
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 __all__ = ["page_port"]
 
-PATIENCE_S = 30
 FIRST, SECOND = "i-0123456789abcdef0", "i-0fedcba9876543210"
 NOT_REACHED = f"cannot reach {FIRST} through AWS's Instance Connect Endpoint"
 PUBLIC = "203.0.113.9"
