@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -203,7 +204,7 @@ class SshMachine:
         )
         self._log.unlink(missing_ok=True)
         try:
-            done = subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=timeout_s)
+            done = _answer(command, stdin, timeout_s)
         except subprocess.TimeoutExpired as error:
             raise MachineRefused(f"{self.node} did not answer in {timeout_s:g} s", "run it again") from error
         if not done.returncode:
@@ -242,6 +243,18 @@ def packed(wanted: Mapping[str, File], now: float) -> bytes:
     return made.getvalue()
 
 
+def _answer(
+    command: tuple[str, ...], stdin: bytes = b"", timeout_s: float = _ANSWER_S
+) -> subprocess.CompletedProcess[bytes]:
+    """What ssh prints until it ends. Into files, because pipes end later than ssh where it leaves something behind: a
+    child of a ProxyCommand, or a connection that ControlPersist keeps. Raises ``subprocess.TimeoutExpired``."""
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        done = subprocess.run(command, input=stdin, stdout=out, stderr=err, check=False, timeout=timeout_s)
+        # By name: what is left behind still writes where `out` and `err` point to.
+        told, said = Path(out.name).read_bytes(), Path(err.name).read_bytes()
+    return subprocess.CompletedProcess(command, done.returncode, told, said)
+
+
 def _told(output: str) -> dict[str, list[str]]:
     """The lines that are ours: a login shell may print what it likes."""
     told: dict[str, list[str]] = {}
@@ -261,9 +274,10 @@ def _is_for_others(address: str) -> bool:
 def _settings(config: Path, words: Sequence[str]) -> dict[str, list[str]]:
     """The settings that ssh would use for ``words``, by name."""
     command = ("ssh", "-G", "-F", str(config), *words)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ANSWER_S)
+    done = _answer(command)
+    done.check_returncode()
     found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
+    for line in done.stdout.decode().splitlines():
         name, _, value = line.partition(" ")
         found.setdefault(name, []).append(value)
     return found

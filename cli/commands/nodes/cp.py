@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -84,9 +85,7 @@ class _Copy:
         self._to = to
 
     def by_rsync(self) -> int:
-        with node_access.started(self._rsync(), stderr=subprocess.PIPE) as process:
-            said = _all_of(process)
-            code = process.wait()
+        code, said = _ended(self._rsync())
         if code == _NOT_THERE or "rsync: not found" in said or "rsync: command not found" in said:
             say(f"rsync is not installed on {self._host.node}: copying with scp")
             return self.by_scp()
@@ -118,13 +117,11 @@ class _Copy:
         ends = (self._named(end) for end in (from_, to))
         options = self._shell.options(self._host)
         command = Command(("scp", "-F", str(self._shell.config), *options, "-q", "-r", "-p", "--", *ends))
-        with node_access.started(command, stderr=subprocess.PIPE) as process:
-            said = _all_of(process).strip()
-            code = process.wait()
+        code, said = _ended(command)
         if code == _SSH_FAILED and (trouble := self._shell.trouble(self._host, code, said)):
             raise trouble
         if code:
-            last = said.splitlines()[-1] if said else f"exit {code}"
+            last = said.strip().splitlines()[-1] if said.strip() else f"exit {code}"
             raise GpuctlError(f"scp could not copy: {last.removeprefix('scp: ')}", "check both paths")
         return 0
 
@@ -147,9 +144,13 @@ class _Copy:
         return node_access.run(self._nodes, self._host, self._shell.run(self._host, words))
 
 
-def _all_of(process: subprocess.Popen[bytes]) -> str:
-    assert process.stderr is not None
-    return process.stderr.read().decode(errors="replace")
+def _ended(command: Command) -> tuple[int, str]:
+    """Exit code of ``command``, and what it wrote to its standard error. Into a file, because a connection that later
+    commands share may hold a pipe open for as long as it lasts: its ProxyCommand has that too."""
+    with tempfile.NamedTemporaryFile() as said:
+        with node_access.started(command, stderr=said) as process:
+            code = process.wait()
+        return code, Path(said.name).read_text(errors="replace")
 
 
 def _is_new_rsync() -> bool:

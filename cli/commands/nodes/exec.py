@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import selectors
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Annotated, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
@@ -25,6 +27,10 @@ COMMAND = WithCommand
 _AT_ONCE = 64
 """Of nodes that are reached through tunnels fewer: see ``tunnels``."""
 _UNREACHED = 255
+_LOOK_S = 0.1
+"""Seconds between looks whether a process has ended whose pipes somebody else holds open."""
+_PIPE_BYTES = 1 << 20
+"""More than a pipe holds."""
 _COLOURS = ("cyan", "yellow", "green", "red")
 
 
@@ -108,12 +114,7 @@ class _ParallelCommands:
                     stderr=subprocess.PIPE,
                 )
                 self._running.add(process)
-            assert process.stdout is not None
-            assert process.stderr is not None
-            other = threading.Thread(target=self._copy, args=(host, process.stderr, sys.stderr))
-            other.start()
-            self._copy(host, process.stdout, sys.stdout)
-            other.join()
+            self._copy(host, process)
             code = node_access.shells(process.wait())
             trouble = nodes.shell.trouble(host, code)
         except FileNotFoundError as error:
@@ -131,13 +132,48 @@ class _ParallelCommands:
         for process in self._running:
             node_access.end(process)
 
-    def _copy(self, host: Host, source: IO[bytes], target: TextIO) -> None:
-        prefix = styled(host.node.ljust(self._width), _COLOURS[host.index % len(_COLOURS)], target)
-        for line in source:
-            text = line.decode(errors="replace").rstrip("\r\n")
-            with self._writing:
-                target.write(f"{prefix} | {text}\n")
-                target.flush()
+    def _copy(self, host: Host, process: subprocess.Popen[bytes]) -> None:
+        """Print what ``process`` writes until it ends. Its pipes may stay open for longer: a connection that later
+        commands share has them too, in its ProxyCommand."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process.stdout as out, process.stderr as err, selectors.DefaultSelector() as pipes:
+            for source, target in ((out, sys.stdout), (err, sys.stderr)):
+                prefix = styled(host.node.ljust(self._width), _COLOURS[host.index % len(_COLOURS)], target)
+                pipes.register(source, selectors.EVENT_READ, _Lines(prefix, target, self._writing))
+            open_ones = {key.fd: key.data for key in pipes.get_map().values()}
+            has_ended = False
+            while open_ones and not has_ended:
+                has_ended = process.poll() is not None  # looked at first: what it wrote is in the pipes by then
+                for key, _ in pipes.select(0 if has_ended else _LOOK_S):
+                    data = os.read(key.fd, _PIPE_BYTES)
+                    open_ones[key.fd].take(data)
+                    if not data:
+                        pipes.unregister(key.fd)
+                        del open_ones[key.fd]
+            for lines in open_ones.values():
+                lines.take(b"")
+
+
+class _Lines:
+    """Prints a stream in whole lines, each behind ``prefix``."""
+
+    def __init__(self, prefix: str, target: TextIO, writing: threading.Lock) -> None:
+        self._prefix = prefix
+        self._target = target
+        self._writing = writing
+        self._rest = b""
+
+    def take(self, data: bytes) -> None:
+        """``data``: empty at the end of the stream."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data and self._rest:
+            lines.append(self._rest)
+        with self._writing:
+            for line in lines:
+                text = line.decode(errors="replace").rstrip("\r")
+                self._target.write(f"{self._prefix} | {text}\n")
+            self._target.flush()
 
 
 def _word(code: int) -> str:

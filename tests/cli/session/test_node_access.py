@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -170,6 +170,50 @@ def test_exec_on_all_ends_its_programs_when_it_is_ended(lab: Lab, number: signal
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     until(lambda: not any(map(psutil.pid_exists, programs.values())), "its programs go on")
+
+
+@pytest.fixture
+def left_behind(lab: Lab) -> Iterator[Callable[[], bool]]:
+    """ssh and scp leave a process behind that holds their error stream, as a shared connection's ProxyCommand does.
+    Called: whether there are such, and all of them still run."""
+    tools, pids = lab.home / "tools", lab.home / "left"
+    tools.mkdir()
+    for name in ("ssh", "scp"):
+        script = f'#!/bin/sh\nsleep 10 >&2 &\necho $! >>{pids}\nexec {shutil.which(name)} "$@"\n'
+        (tools / name).write_text(script)
+        (tools / name).chmod(0o755)
+    lab.env["PATH"] = f"{tools}:{lab.env['PATH']}"
+
+    def running() -> list[psutil.Process]:
+        left = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
+        found = [psutil.Process(pid) for pid in left if psutil.pid_exists(pid)]
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+    yield lambda: 0 < len(running()) == len(pids.read_text().split())
+    for process in running():
+        process.kill()
+
+
+def test_exec_on_all_ends_when_ssh_does_whoever_holds_its_pipes(lab: Lab, left_behind: Callable[[], bool]) -> None:
+    done = lab.run("exec", "--all", "--", "printf 'one\\ntwo'; echo oh >&2; exit 3", code=3)
+    assert left_behind()
+    assert sorted(done.stdout.splitlines()) == [f"node-{n} | {word}" for n in (0, 1) for word in ("one", "two")]
+    assert sorted(done.stderr.splitlines()[:-1]) == ["node-0 | oh", "node-1 | oh"]
+
+
+@pytest.mark.parametrize("tool", ["rsync", "scp"])
+def test_a_copy_ends_when_its_program_does_whoever_holds_its_pipes(
+    lab: Lab, left_behind: Callable[[], bool], tool: str
+) -> None:
+    if not shutil.which(tool):
+        pytest.skip(f"no {tool} here")
+    if tool == "scp":
+        (lab.home / "tools" / "rsync").write_text("#!/bin/sh\necho an old one\n")
+        (lab.home / "tools" / "rsync").chmod(0o755)
+    (lab.work / "file").write_text("1")
+    lab.run("cp", "file", f"0:{lab.home}/there")
+    assert left_behind()
+    assert (lab.home / "there").read_text() == "1"
 
 
 # -- one connection for several commands -------------------------------------------------------------------------------

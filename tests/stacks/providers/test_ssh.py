@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -269,6 +270,17 @@ def test_a_machine_that_only_a_command_of_this_user_reaches_is_refused(user: Use
     assert machine.about(parse_target("lab"), facts).host == "127.0.0.1"
     config.write_text(f"Host lab\n  ProxyJump gate\n{usual}")
     assert machine.about(parse_target("lab"), facts).jump == "gate"
+
+
+def test_a_machine_has_answered_when_ssh_ends_whoever_holds_its_pipes(user: User) -> None:
+    config, left = user.home / ".ssh" / "config", user.home / "left"
+    # The `sleep` is left behind, and has the error stream that ssh has.
+    to_it = f"exec 3<>/dev/tcp/127.0.0.1/{user.server.port}; cat <&0 >&3 & sleep 10 & echo $! >{left}; exec cat <&3"
+    config.write_text(f"Host lab\n  ProxyCommand bash -c '{to_it}'\n{config.read_text()}")
+    user.machine().look()
+    holder = psutil.Process(int(left.read_text()))
+    assert holder.status() != psutil.STATUS_ZOMBIE
+    holder.kill()
 
 
 @pytest.mark.slow
