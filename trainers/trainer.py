@@ -25,11 +25,12 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gpuctl.cluster.checkpoints.retention import Retention
 from gpuctl.cluster.errors import BadInput
+from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
 from gpuctl.trainers.data.batches import Batches
 from gpuctl.trainers.data.sampling import Sampling, mixed, slice_of
 from gpuctl.trainers.metrics.stream import log_metrics, metrics
-from gpuctl.trainers.world import World, pause_at_exit
+from gpuctl.trainers.world import World
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -277,7 +278,7 @@ def _join_process_group() -> torch.device:
         torch.cuda.set_device(device)
     if "WORLD_SIZE" in os.environ and world.size > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        pause_at_exit()
+        gloo_exit.install()
     return device
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import time
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 
 import torch.distributed as dist
 
 from gpuctl.cluster.errors import BadInput
-
-_PAUSE_S = 0.1
-"""Twenty times as long as a thread of Python's may keep the interpreter from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +55,3 @@ def job_store(name: str, patience: timedelta | None = None) -> dist.Store:
         store = dist.TCPStore(host, port, is_master=False, timeout=patience or dist.default_pg_timeout)
     number, restart = os.environ.get("GPUCTL_ROUND", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"gpuctl/{name}/{number}/{restart}", store)
-
-
-@cache
-def pause_at_exit() -> None:
-    """Have this process wait a moment when it ends, for the threads of gloo's process groups.
-
-    One of them may still hold a tensor of the last collective, and it aborts the process if it has not let go of that
-    when the interpreter ends (torch 2.13): one of 75 runs under torchrun on two busy cores. There is nothing to wait
-    for: to destroy the group joins its threads only if neither DDP nor the script refers to it any more.
-    """
-    atexit.register(time.sleep, _PAUSE_S)

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from gpuctl.cluster.errors import Damaged, GpuctlError
-from gpuctl.trainers.world import World, pause_at_exit
+from gpuctl.trainers import gloo_exit
+from gpuctl.trainers.world import World
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Ranks:
         world = World.now()
         if world.size > 1 and self._group is None:
             self._group = dist.new_group(backend="gloo")
-            pause_at_exit()
+            gloo_exit.install()
         return world
 
     def barrier(self) -> None:

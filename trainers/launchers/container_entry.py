@@ -84,6 +84,7 @@ def _torchrun(order: dict[str, Any], agent: socket.socket, folder: str) -> int:
     _search_last(order["library_path"])
     _have_a_home()
     _offer_gpuctl(order["library"])
+    _see_to_the_end(order["library"])
     try:
         if order["fabric"]:
             _require(order["fabric"], order["library"], f"{folder}/lib")
@@ -159,6 +160,13 @@ def _offer_gpuctl(library: str) -> None:
     if sys.version_info >= _GPUCTL_PYTHON and find_spec("gpuctl") is None and all(map(find_spec, _GPUCTL_NEEDS)):
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = library + (os.pathsep + before if before else "")
+
+
+def _see_to_the_end(library: str) -> None:
+    """Have the workers' interpreters import our ``sitecustomize`` (see ``gloo_exit``)."""
+    before = os.environ.get("PYTHONPATH")
+    site = f"{library}/gpuctl/trainers/launchers/worker_site"
+    os.environ["PYTHONPATH"] = site + (os.pathsep + before if before else "")
 
 
 def _read_line(agent: socket.socket) -> bytes:

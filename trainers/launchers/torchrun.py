@@ -29,6 +29,7 @@ import msgspec
 from gpuctl.cluster.atomic_write import write_atomic
 from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
 from gpuctl.cluster.worker_context import STDERR_MARK
+from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.launchers.descendants import end_holders
 
 
@@ -68,6 +69,9 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     """0: not known."""
 
 
+WORKER_SITE = str(Path(__file__).parent / "worker_site")
+"""Folder with the ``sitecustomize`` of a worker's interpreters."""
+
 _ONLY_AT_START = ("LD_", "DYLD_", "PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_")
 
 
@@ -89,6 +93,8 @@ def launch(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
     from gpuctl.trainers.launchers import worker_processes
 
     worker_processes.install()
+    # Interpreters that a worker starts, or becomes by ``os.exec*``, see to their end as well.
+    os.environ["PYTHONPATH"] = os.pathsep.join([WORKER_SITE, *filter(None, [os.environ.get("PYTHONPATH")])])
     signal.signal(signal.SIGCHLD, end_leftovers)
     rendezvous_handler_registry.register("gpuctl", lambda _: _static_rendezvous(spec, listening))
     config = LaunchConfig(
@@ -171,8 +177,11 @@ _RENDEZVOUS_S = 300
 
 def run_script(script: str, *args: str) -> None:
     """A worker's life: ``python script args`` in a process forked from a warm interpreter."""
+    from torch.distributed import distributed_c10d
+
     _be_a_fresh_process()
     die_with_parent()
+    gloo_exit.keep_process_groups(distributed_c10d)
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).parent)
     if threads := os.environ.get("OMP_NUM_THREADS"):

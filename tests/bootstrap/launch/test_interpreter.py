@@ -90,6 +90,19 @@ def test_a_script_runs_as_under_python_in_a_warm_or_a_fresh_interpreter(bench: B
     assert bench.printed() == "['a', 'b c'] 0 __main__ yes\n"
 
 
+SAY_WHO_DESTROYS = "import torch.distributed as d; print(hasattr(d.destroy_process_group, '__wrapped__'))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fresh", [False, True])
+def test_gloo_groups_are_kept_by_a_worker_and_by_what_it_becomes(bench: Bench, fresh: bool) -> None:
+    """See ``gloo_exit``."""
+    becomes = f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', {SAY_WHO_DESTROYS!r}])"
+    bench.launch(f"{SAY_WHO_DESTROYS}\n{becomes}\n", fresh=fresh, PYTHONPATH="/theirs")
+    assert bench.ended() == []
+    assert bench.printed() == "True\nTrue\n"
+
+
 @pytest.mark.slow
 def test_exit_codes_signals_and_exceptions_are_told_by_local_rank(bench: Bench) -> None:
     bench.launch("import sys; sys.exit(3)")
