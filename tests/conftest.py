@@ -3,38 +3,55 @@
 from __future__ import annotations
 
 import os
-import signal
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+from tests import environment, promised
 from tests.fakes.stores import azurite, gcs, s3
 
+environment.clean()
 
-def pytest_configure() -> None:
-    """What ``&`` starts ignores SIGINT, what ``nohup`` starts SIGHUP; so would all that the tests start and signal."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
+# The same examples in every run, however long one takes: what fails here fails for the next one too.
+hypothesis.settings.register_profile(
+    "gate", deadline=None, derandomize=True, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("gate")
 
 _LONGEST = ("machines", "rented", "e2e")
+_HEAVY = (
+    "e2e",
+    "machines",
+    "bootstrap/agent/test_agent.py",
+    "bootstrap/boot/test_debian.py",
+    "bootstrap/launch",
+    "cli/commands/machines/test_staying.py",
+    "docs/test_commands.py",
+    "trainers/checkpoint/test_kills.py",
+    "trainers/checkpoint/test_other_writers.py",
+)
+"""What starts whole clusters, machines, containers, or many ranks: never two of them at a time, on few cores."""
+_HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (``-n 3``), a file's tests stay together, and so do all that boot machines. The longest begin first,
-    or all would wait for them at the end."""
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.parent.name not in _LONGEST))
+    """Side by side (``-n 3``), a file's tests stay together, and so do all of ``_HEAVY``. The longest begin first, or
+    all would wait for them at the end."""
+    items.sort(key=lambda item: (not _is_heavy(item), item.path.parent.name not in _LONGEST))
     for item in items:
-        if item.get_closest_marker("xdist_group"):
-            continue
-        folder = item.path.parent
-        item.add_marker(pytest.mark.xdist_group(folder.name if folder.name == "machines" else str(item.path)))
+        if _is_heavy(item):
+            item.add_marker(pytest.mark.xdist_group("heavy"))
+        elif not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+def _is_heavy(item: pytest.Item) -> bool:
+    return any(item.path.is_relative_to(_HERE / path) for path in _HEAVY)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -43,30 +60,40 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError("pytest-xdist would tear files apart: install what constraints.txt names")
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where all programs are promised, a test that lacks one fails the run: nobody would miss it."""
+    if os.environ.get("CI") == "true" and promised.lacking(_left_out(session.config)):
+        session.exitstatus = promised.LEFT_OUT
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many tests were left out for want of what, and the command that adds it."""
-    reports = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+    reasons = _left_out(terminalreporter.config)
     for reason, number in reasons.most_common():
         terminalreporter.write_line(f"left out {number:4}: {reason}")
     if reasons:
-        terminalreporter.write_line(
-            f"left out {reasons.total():4} in all; on Debian, `sudo .ci/install-system` adds the programs"
-        )
+        terminalreporter.write_line(f"left out {reasons.total():4} in all")
+    if missing := promised.lacking(reasons):
+        terminalreporter.write_line(f"for want of {', '.join(missing)}: `{promised.INSTALL}` adds that")
+        if os.environ.get("CI") == "true":
+            terminalreporter.write_line("which fails this run, because CI=true promises that all of it is there")
+
+
+def _left_out(config: pytest.Config) -> Counter[str]:
+    """Reasons, and how many tests each."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", []) if reporter else []
+    return Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test sees the clusters, the credentials or the proxy of whoever runs it."""
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test sees the clusters or the settings of whoever runs it."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith(("GPUCTL_", "AWS_", "GOOGLE_", "AZURE_", "ARM_")):
-                patch.delenv(name)
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("GPUCTL_STATE_DIR", str(tmp_path_factory.mktemp("state")))
-        patch.setenv("NO_PROXY", "127.0.0.1,localhost")
-        patch.setenv("no_proxy", "127.0.0.1,localhost")
-        # torch's store asks the name server for the name of each peer, and waits 5 s by default when it is not there.
-        patch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+        for name, value in environment.TERMINAL.items():
+            patch.setenv(name, value)
         yield
 
 

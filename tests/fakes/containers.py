@@ -32,6 +32,7 @@ from gpuctl.bootstrap.launch.container_args import FOLDER_LABEL, ContainerRuntim
 from tests.waiting import PATIENCE_S
 
 IMAGE = "localhost/gpuctl-test:2"
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var/tmp")
 
 
@@ -61,13 +62,15 @@ def _found() -> Found:
     if sys.platform != "linux" or not Path("/lib").is_symlink():
         return Found(why="containers are tested on Linux with a merged /usr")
     why = "neither docker nor podman is installed (.ci/install-system)"
-    for program in filter(None, map(shutil.which, ("docker", "podman"))):
+    for program in filter(None, (shutil.which(name, path=_PATH) for name in ("docker", "podman"))):
         if (said := ask(program, "info")).returncode != 0:
             why = f"{program} does not answer: {said.stderr.strip()[-200:]}"
             continue
         if ask(program, "image", "inspect", IMAGE).returncode != 0:
             subprocess.run([program, "import", "-", IMAGE], input=root(), capture_output=True, timeout=PATIENCE_S)
-        for more in ((), ("--runtime", "runc")):  # crun does not know every machine's cgroups
+        # crun does not know every machine's cgroups; and Debian has runc where the PATH of a plain user does not lead.
+        runc = "runc" if program.endswith("docker") else shutil.which("runc", path=_PATH) or "runc"
+        for more in ((), ("--runtime", runc)):
             needed = (*_options(), *more)
             tried = ask(program, "run", "--rm", "--network", "host", *needed, IMAGE, "true")
             if tried.returncode == 0:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuctl.cluster import distribution
+from tests import environment
 from tests.machines.chroot import Chroot
 from tests.paths import ROOT
 
@@ -172,7 +173,7 @@ def _needed(extras: Sequence[str] = ("train", *EXTRAS)) -> list[str]:
 
 def _cached(kind: str, recipe: str, make: Callable[[Path], None]) -> Path:
     """The folder that ``make`` filled when this recipe was new."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuctl-tests"
+    cache = environment.cache()
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     with (cache / f"{kind}.lock").open("w") as lock:

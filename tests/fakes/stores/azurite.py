@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import shutil
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
+from tests import environment
 from tests.fakes.stores.serving import started
 
 _ACCOUNT = "devstoreaccount1"
@@ -86,8 +86,7 @@ def _signature(text: str) -> str:
 
 def _program() -> Path:
     """Where ``.ci/install-azurite`` put it, or on the path."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    installed = cache / "gpuctl-tests/azurite/node_modules/.bin/azurite-blob"
+    installed = environment.cache() / "azurite/node_modules/.bin/azurite-blob"
     found = str(installed) if installed.exists() else shutil.which("azurite-blob")
     if found is None:
         raise NotInstalled("Azurite is not installed; .ci/install-system installs it")

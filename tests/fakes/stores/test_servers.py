@@ -21,6 +21,7 @@ import pytest
 
 from gpuctl.cluster.errors import StoreError
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from tests import environment
 from tests.fakes.stores import azurite, gcs, s3
 from tests.fakes.stores.objects import PAGE, Buckets, Refusal
 from tests.fakes.stores.serving import Restarted
@@ -72,7 +73,7 @@ def _listens(endpoint: str) -> bool:
 
 
 def test_without_azurite_the_reason_says_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(environment.CACHE, str(tmp_path))
     for programs, missing in (({"node"}, "Azurite is not installed"), (set(), "there is no node")):
         path = tmp_path / "-".join(["path", *programs])
         path.mkdir()
