@@ -17,6 +17,8 @@ from tests.waiting import until
 
 EXAMPLES = ROOT / "examples"
 PYTHON = (sys.executable,)
+ABORTED = "terminate called without an active exception"
+"""What a script that imports nothing of ours may end with under plain torchrun: docs/decisions/0019."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -77,6 +79,12 @@ def test_charlm_is_asked_to_stop_and_goes_on_under_torchrun(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [PYTHON, TORCHRUN], ids=["python", "torchrun"])
 def test_plain_ddp_learns(launcher: tuple[str, ...]) -> None:
-    losses = re.findall(r"^step \d+ loss (\d\.\d+)$", start(launcher, "plain_ddp.py"), re.MULTILINE)
+    try:
+        printed = start(launcher, "plain_ddp.py")
+    except AssertionError as error:
+        if ABORTED not in str(error):
+            raise
+        printed = start(launcher, "plain_ddp.py")
+    losses = re.findall(r"^step \d+ loss (\d\.\d+)$", printed, re.MULTILINE)
     assert len(losses) == 5, "one rank prints"
     assert float(losses[-1]) < 0.5 * float(losses[0])
