@@ -8,5 +8,6 @@
 - ``diagnostics``: the job behind ``gpuctl verify``
 - ``stop_signal``: agreement on the step at which all ranks stop
 - ``world``: rank, world size, and the job's store
+- ``gloo_exit``: processes that have used gloo end as their script does
 - ``gpus``, ``console``: small helpers of the others
 """

@@ -28,6 +28,7 @@ from gpuctl.stacks.providers import processes
 from tests.docs.stories import Block, Command, blocks, pages
 from tests.docs.terminal import Running
 from tests.fakes.gcp.api import URL, Google
+from tests.fakes.stores import s3
 from tests.fakes.user import User
 from tests.paths import ROOT
 from tests.stacks.conftest import account as aws
@@ -168,6 +169,13 @@ def reason_not_to_run(page: str, line: str) -> str | None:
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def s3_endpoint() -> Iterator[str]:
+    """An account of the page's own: it looks for all that there is, also for what other tests have left."""
+    with s3.serving() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture

@@ -78,7 +78,6 @@ STAND_INS = {
 _HURRIED = """
 import sys, time
 from gpuctl_boot.__main__ import main
-from tests.waiting import PATIENCE_S
 sys.exit(main(["boot"], sleep=lambda seconds: time.sleep(seconds if seconds >= 600 else seconds / 100)))
 """
 

@@ -8,4 +8,5 @@ Read in this order:
 - ``worker_processes``: what torch's launcher does with processes, made quicker
 - ``descendants``: finding what a worker has started, to end it
 - ``container_entry``: the same in an image of the user's
+- ``worker_site``: what Python runs first in the interpreters that a worker starts
 """

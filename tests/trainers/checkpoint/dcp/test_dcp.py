@@ -342,7 +342,7 @@ def test_nothing_that_lies_in_the_bucket_is_unpickled(file_url: str, tmp_path: P
     assert {
         "nothing": said == "",
         "a value": "has an invalid record of its state" in said,
-        "a tensor": "not all bytes of 'weights'" in said,
+        "a tensor": "does not have all bytes of 'weights'" in said,
     }[which], said
 
 

@@ -1,0 +1,1 @@
+"""A folder that comes first in the ``PYTHONPATH`` of workers: Python imports its ``sitecustomize`` by itself."""
