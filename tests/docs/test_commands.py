@@ -51,8 +51,11 @@ NOT_RUN = (
 )
 """Page, command, and why it is only held against the program's options. Patterns match from the start."""
 
-SLOW = re.compile(r"README\.md|.*/(demo|aws|gcp|azure|preemption|spot-and-costs|leaks|networks?)\.md")
-"""Pages that take more than 20 s."""
+SLOW = re.compile(
+    r"README\.md|.*/(demo|aws|gcp|azure|preemption|spot-and-costs|leaks|networks?)\.md"
+    r"|.*/(hugging-face|dcp|lightning|jobs|unchanged-script|remote-work|checkpoints|overview)\.md"
+)
+"""Pages that take more than 2 s."""
 MACHINE_USAGE = re.compile(r"gpuctl (status -w|forward)")
 """Goes on until Ctrl-C."""
 NEEDS_NO_CLUSTER = re.compile(r"gpuctl (--\S+|completion|demo|offers|check|leaks|buckets|config|net --here)")

@@ -129,6 +129,7 @@ def test_a_machine_whose_bucket_is_gone_for_good_is_idle_some_time_after_its_job
             until(is_over, "the machine to be idle")
 
 
+@pytest.mark.slow
 def test_an_exit_that_the_bucket_does_not_take_at_once_is_sent_again_and_waited_for(
     tmp_path: Path, s3_endpoint: str
 ) -> None:
@@ -144,6 +145,7 @@ def test_an_exit_that_the_bucket_does_not_take_at_once_is_sent_again_and_waited_
         assert node.exits(), ledgers.rounds(node.bucket, node.job).read().value
 
 
+@pytest.mark.slow
 def test_an_exit_of_a_round_that_is_over_is_recorded_all_the_same(tmp_path: Path, s3_endpoint: str) -> None:
     """The job has ended without it, so nobody waits for it; but it is all that tells how far this node came."""
     with _at_work(tmp_path, s3_endpoint) as node:
@@ -152,6 +154,7 @@ def test_an_exit_of_a_round_that_is_over_is_recorded_all_the_same(tmp_path: Path
         until(node.exits, "the exit")
 
 
+@pytest.mark.slow
 def test_a_node_leaves_once_the_exit_of_a_round_that_is_over_is_out(tmp_path: Path, s3_endpoint: str) -> None:
     with _at_work(tmp_path, s3_endpoint) as node:
         refused = node.proxy.plan("refuse", "PUT", r"/exits/", times=1000, status=403, code="AccessDenied")
@@ -164,6 +167,7 @@ def test_a_node_leaves_once_the_exit_of_a_round_that_is_over_is_out(tmp_path: Pa
         assert node.exits()
 
 
+@pytest.mark.slow
 def test_a_beat_that_is_on_its_way_when_the_node_leaves_does_not_bring_it_back(
     tmp_path: Path, s3_endpoint: str
 ) -> None:

@@ -129,6 +129,7 @@ raise KeyError("led to")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True])
 def test_what_is_printed_stands_in_the_order_in_which_it_was_written(bench: Bench, fresh: bool) -> None:
     bench.launch(MIXES, fresh=fresh)
@@ -140,6 +141,7 @@ def test_what_is_printed_stands_in_the_order_in_which_it_was_written(bench: Benc
     assert len(marked) == 100 + 4 and all("out" not in line for line in marked)
 
 
+@pytest.mark.slow
 def test_a_worker_that_failed_is_told_with_its_pid(bench: Bench) -> None:
     bench.launch("import os; print(os.getpid(), flush=True); os.kill(os.getpid(), 9)")
     ending = bench.ended()
@@ -192,6 +194,7 @@ print(gone.pid, int(daemon.stdout), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["", "sys.exit(3)", "time.sleep(1000)"], ids=["done", "failed", "killed"])
 def test_what_a_worker_started_in_a_session_of_its_own_has_ended_when_its_end_is_told(bench: Bench, then: str) -> None:
     """They have an empty environment, so no mark: they are found because they are below the interpreter."""
@@ -206,6 +209,7 @@ def test_what_a_worker_started_in_a_session_of_its_own_has_ended_when_its_end_is
     assert bench.ended() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True], ids=["warm", "fresh"])
 @pytest.mark.parametrize(
     "leave",
@@ -225,6 +229,7 @@ def test_a_worker_that_leaves_without_a_word_has_ended_well(bench: Bench, fresh:
     assert bench.printed(1) == ("again\n" if "exec" in leave else "")
 
 
+@pytest.mark.slow
 def test_a_worker_that_executed_another_program_hides_no_failure_of_others(bench: Bench) -> None:
     script = (
         "import os, sys, time\nif os.environ['LOCAL_RANK'] == '0':\n    os.execv('/bin/sleep', ['sleep', '1000'])\n"
@@ -246,6 +251,7 @@ print(daemon, flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True], ids=["warm", "fresh"])
 @pytest.mark.parametrize(
     ("then", "other", "code"),
@@ -312,6 +318,7 @@ def begins_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "begins_cuda"
 
 
+@pytest.mark.slow
 def test_a_job_whose_imports_begin_cuda_can_use_it(begins_cuda: str, bench: Bench) -> None:
     """In the forks of a process in which it has begun, CUDA does not work."""
     bench.interpreter.preload([begins_cuda])
@@ -324,6 +331,7 @@ def test_a_job_whose_imports_begin_cuda_can_use_it(begins_cuda: str, bench: Benc
     assert bench.printed() == "asks NVML: None\n0 False\n" * 2
 
 
+@pytest.mark.slow
 def test_while_imports_are_awaited_torch_looks_for_gpus_without_beginning_cuda(begins_cuda: str, bench: Bench) -> None:
     """Many modules ask torch.cuda.is_available() when they are imported."""
     bench.interpreter.preload([begins_cuda])
@@ -331,6 +339,7 @@ def test_while_imports_are_awaited_torch_looks_for_gpus_without_beginning_cuda(b
     assert "asks NVML: 1\n" in (bench.folder / "log").read_text()
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_is_spoiled_is_replaced_when_its_jobs_are_over(begins_cuda: str, bench: Bench) -> None:
     bench.wait_until_ready()
     bench.launch(WAITS)

@@ -438,6 +438,7 @@ def copying(request: pytest.FixtureRequest, lab: Lab, tmp_path: Path) -> Lab:
     return lab
 
 
+@pytest.mark.slow
 def test_a_folder_goes_to_a_node_and_comes_back_the_same(copying: Lab, tmp_path: Path) -> None:
     there = tmp_path / "on the node"
     there.mkdir()

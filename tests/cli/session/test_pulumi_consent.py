@@ -50,6 +50,7 @@ def megabytes(data: bytes) -> str:
     return f"{len(data) / 1e6:.1f}"
 
 
+@pytest.mark.slow
 def test_a_person_is_asked_and_sees_the_bytes_come(releases: Releases, env: dict[str, str], tmp_path: Path) -> None:
     releases.cut[CLI_ARCHIVE] = [900_000]
     code, shown = person.at_a_terminal(UP, tmp_path, env, columns=120, typed="y\n")
@@ -67,6 +68,7 @@ def test_a_person_is_asked_and_sees_the_bytes_come(releases: Releases, env: dict
     assert (own / "bin" / "pulumi").is_file()
 
 
+@pytest.mark.slow
 def test_a_person_who_says_no_gets_nothing(releases: Releases, env: dict[str, str], tmp_path: Path) -> None:
     code, shown = person.at_a_terminal(UP, tmp_path, env, typed="n\n")
     last = person.plain(shown).splitlines()[-1]

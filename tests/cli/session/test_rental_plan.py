@@ -80,6 +80,7 @@ def region(done: subprocess.CompletedProcess[str]) -> str:
     return line.removeprefix("region: ")
 
 
+@pytest.mark.slow
 def test_the_region_goes_by_one_rule_and_is_told(home: Path) -> None:
     g5 = ("--provider", "aws", "--type", "g5.xlarge")
     (home / "gpuctl.yaml").write_text("region: eu-west-1\n")
@@ -160,6 +161,7 @@ def test_a_problem_is_told_once_with_what_to_do(home: Path, args: list[str], hin
     assert hint in run(home, *args, "-o", "json", code=2).stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_who_may_log_in_has_a_key_to_do_so(home: Path) -> None:
     """The usual ones, in order; without ``--ssh-from`` none is asked for."""
     asked = ["--provider", "aws", "--type", "g5.xlarge"]

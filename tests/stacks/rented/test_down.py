@@ -69,6 +69,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lose",
     [
@@ -106,6 +107,7 @@ def _colleague(account: Account, folder: Path) -> dict[str, str]:
     return {**account.env, "GPUCTL_STATE_DIR": str(folder / "colleague")}
 
 
+@pytest.mark.slow
 def test_the_same_name_from_another_machine_is_refused(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,7 @@ def test_the_same_name_from_another_machine_is_refused(
     account.run("down", "-y")
 
 
+@pytest.mark.slow
 def test_who_attaches_uses_the_cluster_and_may_take_it_down(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +142,7 @@ def test_who_attaches_uses_the_cluster_and_may_take_it_down(
     account.run("down", "-y")  # whoever made it finds nothing any more, and forgets it
 
 
+@pytest.mark.slow
 def test_two_clusters_at_one_prefix_are_refused(account: Account) -> None:
     account.boot_machines()
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=f"team-{account.cluster}")
@@ -193,6 +197,7 @@ def test_two_of_one_name_are_told_apart_by_their_id(account: Account) -> None:
     assert account.run("leaks", "--provider", "aws").stdout == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_down_says_what_is_left_and_what_it_costs(account: Account) -> None:
     account.boot_machines()
     account.up()

@@ -133,6 +133,7 @@ def test_without_its_state_a_cluster_that_runs_is_not_made_once_more(account: Ac
     assert account.run("leaks", "--provider", "aws", "--all-regions").stdout == ""
 
 
+@pytest.mark.slow
 def test_who_attached_and_is_in_another_account_now_proves_nothing(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -234,6 +235,7 @@ def test_a_record_on_this_machine_that_cannot_be_read_keeps_nothing_running(
     assert last_request.find(account.cluster) is None
 
 
+@pytest.mark.slow
 def test_one_note_that_cannot_be_read_hides_no_other(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")

@@ -113,6 +113,7 @@ def test_buckets_are_listed_with_what_is_in_them(cluster: str) -> None:
     assert lines[0].split()[:3] == ["CLUSTER", "BUCKET", "REGION"] and len(lines) == 3
 
 
+@pytest.mark.slow
 def test_a_bucket_is_deleted_with_all_that_is_in_it(cluster: str) -> None:
     name, other = kept(cluster), kept(cluster)
     inside(name, cluster).put("jobs/a-1/checkpoints/part", b"12345")

@@ -119,6 +119,7 @@ def own_network() -> Iterator[list[str]]:
         holder.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("provider", "node"), [("aws", FIRST), ("gcp", "demo-x1y2"), ("azure", "demo_3")])
 def test_a_node_with_a_public_address_is_reached_at_it(
     tmp_path: Path, file_url: str, own_network: list[str], provider: Provider, node: str
@@ -158,6 +159,7 @@ def test_a_node_with_a_public_address_is_reached_at_it(
 # -- behind an endpoint ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_node_behind_an_endpoint_is_reached_through_it(behind: Behind, page_port: int) -> None:
     walk(behind, FIRST)
     said = behind.run("exec", "1", "--", "echo $GPUCTL_TEST_NODE")

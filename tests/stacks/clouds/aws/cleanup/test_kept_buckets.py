@@ -109,6 +109,7 @@ def test_a_bucket_goes_with_versions_markers_and_unfinished_uploads(cluster: str
     remove(found)
 
 
+@pytest.mark.slow
 def test_more_objects_than_one_request_may_delete_all_go(cluster: str) -> None:
     name = made(cluster)
     s3 = boto3.client("s3", region_name=HOME)

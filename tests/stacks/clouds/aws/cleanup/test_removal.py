@@ -66,6 +66,7 @@ def removed(aws: StrictAws, found: tuple[Leftover, ...]) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 def test_all_that_leaks_finds_is_deleted(cluster: str) -> None:
     aws = StrictAws({"gpuctl:cluster": cluster})
     mess = Whole(cluster, aws)
@@ -85,6 +86,7 @@ def test_all_that_leaks_finds_is_deleted(cluster: str) -> None:
     assert mess.iam.get_policy(PolicyArn=mess.policy["Arn"])
 
 
+@pytest.mark.slow
 def test_what_has_gone_already_is_no_failure(cluster: str) -> None:
     aws = StrictAws({"gpuctl:cluster": cluster})
     Whole(cluster, aws)
@@ -93,6 +95,7 @@ def test_what_has_gone_already_is_no_failure(cluster: str) -> None:
     assert not [line for line in removed(aws, found) if not line.startswith(("deleted", "waiting"))]
 
 
+@pytest.mark.slow
 def test_what_a_stranger_uses_is_named_with_awss_reason(cluster: str) -> None:
     aws = StrictAws({"gpuctl:cluster": cluster})
     mess = Mess(tags(cluster), cluster)

@@ -162,6 +162,7 @@ def test_a_group_that_a_policy_has_tagged_is_not_ours(api: Api, there: Subscript
     assert "disk production/data was not deleted: it does not carry the tag of demo" in said
 
 
+@pytest.mark.slow
 def test_another_cluster_of_the_same_name_is_left_alone(api: Api, there: Subscription) -> None:
     found = list(scan([], "demo", api.account()).found)
     for one in there.of_type("microsoft.resources/resourcegroups", "demo"):
@@ -216,6 +217,7 @@ def test_what_is_in_use_is_tried_again_until_it_is_not(api: Api, there: Subscrip
     assert [line for line in said if "was not deleted" in line] == []
 
 
+@pytest.mark.slow
 def test_what_stays_in_use_is_given_up_in_the_end(api: Api, there: Subscription) -> None:
     network = f"{THEIRS}/providers/Microsoft.Network/virtualNetworks/mine"
     subnet = there.put(f"{network}/subnets/nodes")
