@@ -29,7 +29,7 @@ _RECORD = "--record"
 """First of the arguments of a second run: the file for its record follows."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # pytest has its plugins in sets
 class Record:
     """What a run came to. As a plugin of pytest it fills itself; xdist tells it what the workers did."""
 
