@@ -15,8 +15,9 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -204,20 +205,34 @@ class Engine:
         """Whoever interrupts it waits until the CLI has ended: to leave before would leave behind operations that no
         state knows the outcome of."""
         interrupted: KeyboardInterrupt | None = None
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            running = pool.submit(verb)
-            while True:
+        running: Future[Any] = Future()
+
+        def run() -> None:
+            if running.set_running_or_notify_cancel():
                 try:
-                    # Python runs signal handlers in this thread, which a signal wakes only if the system delivered it
-                    # here and not to one of Pulumi's threads.
-                    if wait([running], _SIGNALS_EVERY_S).done:
-                        break
-                except KeyboardInterrupt as error:
-                    if interrupted is None:
-                        self._say(_INTERRUPTED)
-                    interrupted = error
-                    if isinstance(self._command, OwnSession):
-                        self._command.interrupt()
+                    running.set_result(verb())
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    running.set_exception(error)
+
+        thread = Thread(target=run, name="pulumi")
+        begun = False
+        while True:
+            try:
+                if not begun:
+                    begun = True
+                    thread.start()  # in which a signal may be heard too, when the thread is at work already
+                # Python runs signal handlers in this thread, which a signal wakes only if the system delivered it here
+                # and not to one of Pulumi's threads.
+                if wait([running], _SIGNALS_EVERY_S).done:
+                    break
+            except KeyboardInterrupt as error:
+                if running.cancel():
+                    raise
+                if interrupted is None:
+                    self._say(_INTERRUPTED)
+                interrupted = error
+                if isinstance(self._command, OwnSession):
+                    self._command.interrupt()
         if interrupted is not None and running.exception() is None:
             raise interrupted
         return running.result()

@@ -24,6 +24,7 @@ from pulumi.runtime.proto import events_pb2, events_pb2_grpc
 from semver import VersionInfo
 
 from gpuctl.stacks.catalog.instance_types import catalog
+from gpuctl.stacks.engine import automation
 from gpuctl.stacks.engine.automation import Engine
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed, first_line
 from gpuctl.stacks.engine.events import ResourceProgress
@@ -350,6 +351,21 @@ def test_a_cancelled_update_says_what_is_left() -> None:
 )
 def test_ctrl_c_waits_until_the_cli_has_ended(scene: Scene, raised: type[BaseException]) -> None:
     _interrupted(Interrupted(scenes={"up": [scene]}), raised)
+
+
+def test_a_signal_in_the_moment_in_which_the_cli_is_begun_waits_for_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = Interrupted(scenes={"up": [Scene("up")]}, there=True, by=lambda: None)
+
+    class Begun(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            cli.heard.set()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(automation, "Thread", Begun)
+    with pytest.raises(KeyboardInterrupt):
+        Engine("demo", command=cli).up(asked("aws"))
+    assert cli.ended
 
 
 def test_a_signal_that_another_thread_received_is_heard_at_once() -> None:
