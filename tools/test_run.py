@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,8 @@ def _run(args: Sequence[str]) -> int:
     flaky: dict[str, str] = {}
     if code == pytest.ExitCode.TESTS_FAILED and not first.errors and 0 < len(first.failed) <= _MOST_TRIED_AGAIN:
         print(f"\ntried once more, alone: {len(first.failed)} that failed", flush=True)
-        again = _try_again([*first.failed], env)
-        flaky = {test: said for test, said in first.failed.items() if test in again.well()}
+        passed = _try_again([*first.failed], env)
+        flaky = {test: said for test, said in first.failed.items() if test in passed}
         if len(flaky) == len(first.failed):
             code = 0
     _write(FLAKY, [{"test": test, "said": said} for test, said in flaky.items()])
@@ -93,13 +94,18 @@ def _run(args: Sequence[str]) -> int:
     return code
 
 
-def _try_again(tests: Sequence[str], env: Mapping[str, str]) -> Record:
-    """One after the other, in a process of their own. An empty record if that came to no end."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "record.json"
-        command = [sys.executable, "-m", "tools.test_run", _RECORD, str(path), "-m", "", *tests]
-        subprocess.run(command, env=env, stdin=subprocess.DEVNULL, check=False)
-        return Record(**json.loads(path.read_text())) if path.exists() else Record()
+def _try_again(tests: Sequence[str], env: Mapping[str, str]) -> set[str]:
+    """Those that pass now, one after the other. Each file in a process of its own: given as the paths of several
+    folders, pytest may not find the fixtures of a ``conftest.py`` above them."""
+    passed: set[str] = set()
+    for _, of_file in groupby(sorted(tests), key=lambda test: test.partition("::")[0]):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "record.json"
+            command = [sys.executable, "-m", "tools.test_run", _RECORD, str(path), "-m", "", *of_file]
+            subprocess.run(command, env=env, stdin=subprocess.DEVNULL, check=False)
+            if path.exists():
+                passed |= Record(**json.loads(path.read_text())).well()
+    return passed
 
 
 def _conclude(first: Record, flaky: Mapping[str, str], code: int) -> None:

@@ -9,5 +9,6 @@
 - ``stop_signal``: agreement on the step at which all ranks stop
 - ``world``: rank, world size, and the job's store
 - ``gloo_exit``: processes that have used gloo end as their script does
+- ``stack_signal``: a signal on which a worker writes down what it does
 - ``gpus``, ``console``: small helpers of the others
 """

@@ -201,6 +201,8 @@ class Agent:
             notice=self._reconciler.notice,
             risk=self._risk,
             stalled=running is not None and work is not None and work.stall.stalled,
+            still_s=round(work.stall.still_s, 1) if running is not None and work is not None else 0.0,
+            ranks_left=running.ranks_left() if running else None,
             drainable=running is not None and running.is_drainable(),
             progress=running.progress() if running else None,
             version=__version__,

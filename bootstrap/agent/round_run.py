@@ -31,9 +31,12 @@ from gpuctl.cluster.records.nodes import TrainingProgress
 from gpuctl.cluster.records.rounds import NodeExit, RankExit, Round
 from gpuctl.cluster.worker_context import AWARE, DEADLINE, PROGRESS, STDERR_MARK, TIERS, WorkerContext
 from gpuctl.trainers.diagnostics.net_plugin import FABRICS, complaint, missing_in
-from gpuctl.trainers.launchers.descendants import catches_sigterm, end_marked
+from gpuctl.trainers.launchers.descendants import catches, end_marked
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure, needs_fresh
+from gpuctl.trainers.stack_signal import STACK_SIGNAL
 
+_STACK_S = 0.5
+"""For a worker to write down its stack, before it is asked to stop."""
 _ALONE_S = 2.0
 """For a launcher whose workers have ended to end as well, before a job that is over ends it."""
 
@@ -72,6 +75,8 @@ class RoundRun:
         self._lock = threading.Lock()
         self._killed = False
         self._asked: set[int] = set()
+        self._showed: dict[int, float] = {}
+        """When each worker was asked for its stack."""
         self._give_up_at: float | None = None
         self._no_workers_since: float | None = None
         self._memory = MemoryWatch(self._workers)
@@ -104,9 +109,10 @@ class RoundRun:
         """Drain: SIGTERM to each worker that catches it, once; the others go on until the deadline.
 
         Call it again on every turn of the loop: a worker that has only just started catches nothing yet. The end of the
-        job, cancelled or stalled, is for all of them.
+        job, cancelled or stalled, is for all of them; those that stall write their stacks into their logs first.
         """
-        is_end = round_.reason == CANCELLED or round_.reason.startswith(STALLED)
+        stalled = round_.reason.startswith(STALLED)
+        is_end = round_.reason == CANCELLED or stalled
         now = self._clock.monotonic()
         if round_.reason == CANCELLED and self._launched is None:
             self.kill()  # what it still waits for, such as its image, is not wanted any more
@@ -116,6 +122,12 @@ class RoundRun:
                 (self.context.round_dir / DEADLINE).write_text(f"{self._give_up_at:.3f}")
         workers = self._workers()
         for pid in workers:
+            if stalled and pid not in self._showed:
+                self._showed[pid] = now
+                if STACK_SIGNAL and catches(pid, STACK_SIGNAL):
+                    _signal(pid, STACK_SIGNAL)
+            if stalled and now - self._showed[pid] < _STACK_S:
+                continue
             if pid not in self._asked and (is_end or self._listens(pid)):
                 self._asked.add(pid)
                 _signal(pid, signal.SIGTERM)
@@ -140,6 +152,13 @@ class RoundRun:
         """All workers are up and catch SIGTERM, so a stop costs no step."""
         workers = self._workers()
         return len(workers) == self.round.members[self.rank].nproc and all(self._listens(pid) for pid in workers)
+
+    def ranks_left(self) -> tuple[int, ...] | None:
+        """Local ranks of the workers that have not ended; ``None`` if they have not begun, or it cannot be told."""
+        if not any(self.log_dir.glob("*/attempt_0/*/stdout.log")):
+            return None
+        ranks = [_local_rank(pid) for pid in self._workers()]
+        return None if None in ranks else tuple(sorted(rank for rank in ranks if rank is not None))
 
     def progress(self) -> TrainingProgress | None:
         """What the workers last said of themselves; ``None`` if they say nothing."""
@@ -275,12 +294,21 @@ class RoundRun:
     def _listens(self, pid: int) -> bool:
         """Whether a worker catches SIGTERM. Where the kernel does not tell, those count that said so themselves."""
         if Path("/proc/self/status").exists():
-            return catches_sigterm(pid)
+            return catches(pid)
         return len(list(self.context.round_dir.glob(f"{AWARE}.*"))) == self.round.members[self.rank].nproc
 
     def _workers(self) -> list[int]:
         """Pids of the workers: the launcher's children."""
         return self._launched.workers() if self._launched else []
+
+
+def _local_rank(pid: int) -> int | None:
+    """By the file that torch has a worker print to (Linux); ``None`` for one that prints elsewhere."""
+    try:
+        stdout = Path(f"/proc/{pid}/fd/1").readlink()
+    except OSError:
+        return None
+    return int(stdout.parent.name) if stdout.name == "stdout.log" and stdout.parent.name.isdigit() else None
 
 
 def _require(fabric: str, env: dict[str, str]) -> None:
@@ -289,7 +317,7 @@ def _require(fabric: str, env: dict[str, str]) -> None:
         raise GpuctlError(complaint(fabric, missing, "on this node"))
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -41,9 +41,14 @@ class Activity:
 
 
 class StallTimer:
-    """Measures how long nothing has happened. ``look`` again and again; times are monotonic seconds."""
+    """Measures how long nothing has happened. ``look`` again and again; times are monotonic seconds.
+
+    ``after_s``: how long a job may do nothing; 0: for ever.
+    """
 
     def __init__(self, after_s: float, gpu_load: Callable[[], float] = gpu_use) -> None:
+        self.still_s = 0.0
+        """For how long nothing had happened when it last looked."""
         self._after_s = after_s
         self._gpu_load = gpu_load
         self._last: tuple[float, Activity] | None = None
@@ -54,10 +59,12 @@ class StallTimer:
         before, self._last = self._last, (now, activity) if activity else None
         if activity is None or before is None or self._works(now - before[0], before[1], activity):
             self._still_since = None
+            self.still_s = 0.0
             return False
         if self._still_since is None:
             self._still_since = before[0]
-        return now - self._still_since >= self._after_s
+        self.still_s = now - self._still_since
+        return 0 < self._after_s <= self.still_s
 
     def _works(self, seconds: float, before: Activity, now: Activity) -> bool:
         if now.step != before.step or now.workers != before.workers:
@@ -85,6 +92,7 @@ class StallWatch:
         self, run: WatchedRun, after_s: float, clock: Clock, on_change: Callable[[], None], say: Callable[[str], None]
     ) -> None:
         self.stalled = False
+        self._timer = StallTimer(after_s)
         self._run = run
         self._after_s = after_s
         self._clock = clock
@@ -92,17 +100,20 @@ class StallWatch:
         self._say = say
         self._ended = threading.Event()
 
+    @property
+    def still_s(self) -> float:
+        """Seconds for which nothing had happened when it last looked."""
+        return self._timer.still_s
+
     def start(self) -> None:
-        if self._after_s:
-            threading.Thread(target=self._watch, name="stall", daemon=True).start()
+        threading.Thread(target=self._watch, name="stall", daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
 
     def _watch(self) -> None:
-        stall = StallTimer(self._after_s)
-        while not self._ended.wait(min(EVERY_S, self._after_s / 4)):
-            stalled = stall.look(self._clock.monotonic(), self._run.activity())
+        while not self._ended.wait(min(EVERY_S, self._after_s / 4) if self._after_s else EVERY_S):
+            stalled = self._timer.look(self._clock.monotonic(), self._run.activity())
             if stalled != self.stalled:
                 self.stalled = stalled
                 idle = f"stalled: no step and no work for {self._after_s / 60:g} minutes"

@@ -57,6 +57,7 @@ class Settings:
     backend: str | None
     region: tuple[str, ...]
     max_restarts: int
+    exit_timeout: int
     nproc: int | None
     image: str | None
     env: dict[str, str]
@@ -207,6 +208,12 @@ KEYS = (
         "For clouds: the region, or several separated by commas, of which the cheapest is taken.",
     ),
     Key("max_restarts", whole_number(0), "0", "Times a script that fails is started again; lost nodes do not count."),
+    Key(
+        "exit_timeout",
+        whole_number(0),
+        "60",
+        "Seconds that ranks may stay and do nothing once others have ended; 0: for ever.",
+    ),
     Key("nproc", whole_number(1), "", "Worker processes per node of a job; unset: the node's slots."),
     Key("image", _image, "", "Container image for a job's workers; unset: the node itself."),
     Key("env", _text, "", "Variables for the workers."),

@@ -49,6 +49,7 @@ class JobRequest:
     """Fewest and most nodes; ``None``: those of the cluster."""
     nproc: int | None = None
     max_restarts: int = 0
+    exit_timeout_s: float = 60.0
     image: str = ""
     allow_tcp: bool = False
     submitted_by: str = ""
@@ -101,6 +102,7 @@ def submit(store: Store, cluster: ClusterSpec, request: JobRequest) -> JobSpec:
         nodes_max=nodes_max,
         nproc=request.nproc,
         max_restarts=request.max_restarts,
+        exit_timeout_s=request.exit_timeout_s,
         image=request.image,
         allow_tcp=request.allow_tcp,
         submitted_at=time.time(),

@@ -21,6 +21,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes_max: int = 1
     nproc: int | None = None
     max_restarts: int = 0
+    exit_timeout_s: float = 60.0
+    """Once some ranks have ended: seconds that the others may be there and do nothing; 0: for ever."""
     image: str = ""
     """Container image that the workers run in; empty: the node itself."""
     allow_tcp: bool = False

@@ -55,6 +55,10 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The cloud's lesser word: why this node may be taken sooner than others. For people; nothing decides by it."""
     stalled: bool = False
     """The workers here have neither made a step nor worked for ``ClusterSpec.stall_minutes``."""
+    still_s: float = 0.0
+    """Seconds since the workers here last made a step or worked, as of the last look (every 10 s)."""
+    ranks_left: tuple[int, ...] | None = None
+    """Local ranks of the workers here that have not ended; ``None``: they have not begun, or nobody can tell."""
     drainable: bool = False
     """All workers here catch SIGTERM, so stopping them loses no step."""
     progress: TrainingProgress | None = None

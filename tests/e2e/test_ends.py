@@ -83,6 +83,18 @@ def test_a_job_that_hangs_after_one_of_its_nodes_is_done_can_be_cancelled(cluste
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", [("2",), ("1", "--slots", "2")], ids=["of another node", "of the same node"])
+def test_a_rank_that_hangs_once_all_others_have_ended_is_named_with_its_stack(
+    cluster: Cluster, place: tuple[str, ...]
+) -> None:
+    cluster.up(*place)
+    done = cluster.run("train", cluster.write("hangs.py", HANGS), "--exit-timeout", "1", code=124)
+    named = r"1 of 2 ranks have ended, and rank 0 on node-\d did nothing for 1 s \(--exit-timeout\)"
+    assert re.search(named, done.stderr)
+    assert re.search(r'hangs\.py", line 10 in <module>', done.stdout), done.stdout
+
+
+@pytest.mark.slow
 def test_a_node_keeps_the_files_of_the_newest_jobs_and_removes_others_after_a_day(cluster: Cluster) -> None:
     cluster.up("1")
     script = cluster.write("short.py", "print('short')\n")

@@ -118,11 +118,11 @@ def _kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def catches_sigterm(pid: int) -> bool:
-    """Whether process ``pid`` has a handler for SIGTERM (Linux)."""
+def catches(pid: int, number: int = signal.SIGTERM) -> bool:
+    """Whether process ``pid`` has a handler for signal ``number`` (Linux)."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii") as status:  # noqa: PTH123
             caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status.read(), re.MULTILINE)
     except OSError:
         return False
-    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)

@@ -29,7 +29,7 @@ import msgspec
 from gpuctl.cluster.atomic_write import write_atomic
 from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
 from gpuctl.cluster.worker_context import STDERR_MARK
-from gpuctl.trainers import gloo_exit
+from gpuctl.trainers import gloo_exit, stack_signal
 from gpuctl.trainers.launchers.descendants import end_holders
 
 
@@ -182,6 +182,7 @@ def run_script(script: str, *args: str) -> None:
     _be_a_fresh_process()
     die_with_parent()
     gloo_exit.keep_process_groups(distributed_c10d)
+    stack_signal.install()
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).parent)
     if threads := os.environ.get("OMP_NUM_THREADS"):

@@ -76,6 +76,12 @@ def verb(
     max_restarts: Annotated[
         str | None, text_option("--max-restarts", metavar="N", about="Restarts after a failure of the script.")
     ] = None,
+    exit_timeout: Annotated[
+        str | None,
+        text_option(
+            "--exit-timeout", metavar="SECONDS", about="For idle ranks once others have ended (default: 60; 0: never)."
+        ),
+    ] = None,
     allow_tcp: Annotated[
         bool, typer.Option("--allow-tcp", help="Start even if NCCL cannot use the nodes' EFA or InfiniBand.")
     ] = False,
@@ -87,8 +93,15 @@ def verb(
     .env, *.pem and .aws), puts the job in line, and returns its exit code. Ctrl-C leaves the job running.
     """
     settings = load(
-        {"cluster": cluster, "nproc": nproc, "image": image, "env": env or (), "max_restarts": max_restarts},
-        only=(*USED, "nproc", "image", "env", "max_restarts"),
+        {
+            "cluster": cluster,
+            "nproc": nproc,
+            "image": image,
+            "env": env or (),
+            "max_restarts": max_restarts,
+            "exit_timeout": exit_timeout,
+        },
+        only=(*USED, "nproc", "image", "env", "max_restarts", "exit_timeout"),
     )
     _refuse_reserved(settings)
     wanted = parse_flag("--nodes", nodes, parse_nodes)
@@ -107,6 +120,7 @@ def verb(
         nodes=wanted,
         nproc=settings.nproc,
         max_restarts=settings.max_restarts,
+        exit_timeout_s=settings.exit_timeout,
         image=settings.image or "",
         allow_tcp=allow_tcp,
         submitted_by=_who(),

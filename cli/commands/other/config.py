@@ -30,6 +30,7 @@ def show(
     bucket: Annotated[str | None, text_option("--bucket", metavar="URL", about="As for up.")] = None,
     backend: Annotated[str | None, text_option("--backend", metavar="URL", about="As for up.")] = None,
     max_restarts: Annotated[str | None, text_option("--max-restarts", metavar="N", about="See train.")] = None,
+    exit_timeout: Annotated[str | None, text_option("--exit-timeout", metavar="SECONDS", about="See train.")] = None,
     nproc: Annotated[str | None, text_option("--nproc", metavar="K", about="See train.")] = None,
     env: Annotated[list[str] | None, text_option("--env", metavar="NAME=VALUE", about="See train.")] = None,
     output: Output = "text",
@@ -50,6 +51,7 @@ def show(
             "bucket": bucket,
             "backend": backend,
             "max_restarts": max_restarts,
+            "exit_timeout": exit_timeout,
             "nproc": nproc,
             "env": env or (),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import time
@@ -124,14 +125,11 @@ def test_the_watch_says_so_once_and_wakes_the_agent() -> None:
         watch.stop()
 
 
-def test_zero_minutes_are_no_watch() -> None:
-    class Untouched:
-        def activity(self) -> Activity:
-            raise AssertionError
-
-    watch = StallWatch(Untouched(), 0.0, SystemClock(), lambda: None, lambda _: None)
-    watch.start()
-    assert not watch.stalled
+def test_after_zero_minutes_nothing_counts_as_stalled_and_its_time_is_measured_all_the_same() -> None:
+    stall = StallTimer(0.0, lambda: 0.0)
+    assert [stall.look(now, Activity(1, 3, 0.0)) for now in (5.0, 15.0, 3600.0)] == [False] * 3
+    assert stall.still_s == 3595.0
+    assert not stall.look(3610.0, Activity(1, 4, 0.0)) and stall.still_s == 0.0
 
 
 # -- rank 0 -----------------------------------------------------------------------------------------------------------
@@ -174,6 +172,43 @@ def _sight(stalled: dict[str, bool], exits: dict[str, NodeExit] | None = None, d
         elapsed=lambda _: drained_s,
         now=0.0,
     )
+
+
+def _idle(node: str, ranks_left: tuple[int, ...] | None, still_s: float) -> NodeRecord:
+    return NodeRecord(
+        node=node, incarnation="1", beat=9, address="127.0.0.1", port=1, ranks_left=ranks_left, still_s=still_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        (_idle("a", (), 0.0), _idle("b", (0, 1), 60.0), "2 of 4 ranks have ended, and rank 2 on b, rank 3 on b did"),
+        (_idle("a", (1,), 61.0), _idle("b", (), 0.0), "3 of 4 ranks have ended, and rank 1 on a did nothing for 60 s"),
+        (_idle("a", (1,), 61.0), _idle("b", (0,), 59.0), ""),
+        (_idle("a", (), 0.0), _idle("b", None, 90.0), "2 of 4 ranks have ended, and rank 2 on b, rank 3 on b did"),
+        (_idle("a", (0, 1), 90.0), _idle("b", (0, 1), 90.0), ""),
+        (_idle("a", (), 0.0), _idle("b", (), 0.0), ""),
+        (_idle("a", None, 90.0), _idle("b", None, 90.0), ""),
+    ],
+    ids=["node", "rank", "one works", "unseen", "nobody has ended", "all have ended", "nobody was seen"],
+)
+def test_ranks_that_do_nothing_once_others_have_ended_are_named_and_end_the_job(
+    first: NodeRecord, second: NodeRecord, named: str
+) -> None:
+    members = tuple(replace(member, nproc=2) for member in RUNNING.members)
+    running, seen = replace(RUNNING, members=members), _sight({"a": False, "b": False})
+    seen = dataclasses.replace(seen, alive={"a": first, "b": second})
+    decided = decide(JOB, running, seen)
+    assert (decided.reason if decided else "").startswith(f"{STALLED}: {named}" if named else "")
+    assert (decided is None) == (not named)
+    assert decide(replace(JOB, exit_timeout_s=0), running, seen) is None, "0 is for ever"
+
+
+def test_a_job_some_of_whose_nodes_have_completed_stalls_as_others_do() -> None:
+    seen = _sight({"a": False, "b": True}, {"a": _left("a", "completed")})
+    decided = decide(replace(JOB, exit_timeout_s=0), RUNNING, seen)
+    assert decided is not None and decided.reason.startswith(f"{STALLED} at step 120: no step")
 
 
 def _left(node: str, status: str) -> NodeExit:
