@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from tests import environment, promised
+from tests import environment, failures, leftovers, promised
 from tests.fakes.stores import azurite, gcs, s3
 
 environment.clean()
+leftovers.name_this_run()
 
 # The same examples in every run, however long one takes: what fails here fails for the next one too.
 hypothesis.settings.register_profile(
@@ -60,6 +61,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError("pytest-xdist would tear files apart: install what constraints.txt names")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What a killed run has left would take this one's processor, ports and disk."""
+    if not hasattr(session.config, "workerinput") and (swept := leftovers.sweep()):
+        print(f"removed what runs that were killed had left: {', '.join(swept)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        folder = getattr(item, "funcargs", {}).get("tmp_path")
+        report.sections += failures.sections(call.excinfo.value if call.excinfo else None, folder)
+    return report
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where all programs are promised, a test that lacks one fails the run: nobody would miss it."""
     if os.environ.get("CI") == "true" and promised.lacking(_left_out(session.config)):
@@ -90,6 +108,7 @@ def _left_out(config: pytest.Config) -> Counter[str]:
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test sees the clusters or the settings of whoever runs it."""
     with pytest.MonkeyPatch.context() as patch:
+        leftovers.sign(tmp_path_factory.getbasetemp())
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("GPUCTL_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         for name, value in environment.TERMINAL.items():

@@ -19,6 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import cache
+from tests.leftovers import RUN, alone
+
 FLAKY = Path("build/flaky.json")
 TIMES = Path("build/test-times.json")
 _MOST_TRIED_AGAIN = 10
@@ -55,7 +58,8 @@ class Record:
         if report.when == "setup" and any(mark in report.keywords for mark in _MARKS):
             self.marked.append(test)
         if report.failed:  # a worker that crashed has a report of this kind too
-            self.failed.setdefault(test, report.longreprtext)
+            said = [report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)]
+            self.failed.setdefault(test, "\n".join(said))
         elif report.skipped:
             self.skipped.append(test)
         elif report.when == "call":
@@ -74,7 +78,10 @@ def main(args: Sequence[str]) -> int:
         code = int(pytest.main([*args[2:]], plugins=[record]))
         Path(args[1]).write_text(json.dumps(asdict(record)))
         return code
-    return _run(args)
+    if RUN in os.environ:  # a part of a run, which may test this very module
+        return _run(args)
+    with alone(cache() / "lock"):
+        return _run(args)
 
 
 def _run(args: Sequence[str]) -> int:

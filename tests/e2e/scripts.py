@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.e2e.machine import Cluster
+
 PLAIN_DDP = """
     import os, sys
     import torch, torch.distributed as dist
@@ -21,7 +23,7 @@ PLAIN_DDP = """
 
 COUNTING = """
     '''Learns a fixed problem step by step; each step is a little real work and a short rest.'''
-    import argparse, time
+    import argparse, os, time
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
     from gpuctl import Checkpointer, log_metrics
@@ -30,8 +32,10 @@ COUNTING = """
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--rest", type=float, default=0.01)
+    parser.add_argument("--gate", action="append", default=[], help="STEP=FILE: not beyond STEP until FILE is there")
     parser.add_argument("--out")
     args = parser.parse_args()
+    gates = {int(step): path for step, path in (gate.split("=", 1) for gate in args.gate)}
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -55,11 +59,25 @@ COUNTING = """
         log_metrics(step + 1, loss=loss)
         time.sleep(args.rest)
         checkpointer.step(step + 1, state)
+        while (gate := gates.get(step + 1)) and not os.path.exists(gate):
+            time.sleep(0.02)
     if rank == 0:
         print("finished", args.steps, "loss", round(loss.item(), 6), flush=True)
         if args.out:
             torch.save(model.state_dict(), args.out)
 """
+
+
+class Gate:
+    """A step that ``COUNTING`` does not go beyond until ``open``: nothing in a test has to be quicker than a job."""
+
+    def __init__(self, cluster: Cluster, step: int) -> None:
+        self._file = cluster.folder / f"gate-{step}"
+        self.args = ("--gate", f"{step}={self._file}")
+
+    def open(self) -> None:
+        self._file.touch()
+
 
 REFUSED = """
     import os, sys

@@ -11,7 +11,8 @@ import torch
 
 from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
-from tests.e2e.scripts import COUNTING
+from tests.e2e.scripts import COUNTING, Gate
+from tests.waiting import PATIENCE_S
 
 
 def _first_steps(cluster: Cluster, job: str) -> dict[int, int]:
@@ -34,14 +35,18 @@ def test_weights_after_losing_and_regaining_nodes_are_those_of_an_undisturbed_ru
     script = cluster.write("count.py", COUNTING)
     calm, rough = tmp_path / "calm.pt", tmp_path / "rough.pt"
     cluster.run("train", script, "--", "--steps", "300", "--rest", "0", "--out", str(calm))
-    job = cluster.train(script, "--", "--steps", "300", "--out", str(rough))
+    first, second = Gate(cluster, 70), Gate(cluster, 150)
+    job = cluster.train(script, "--", "--steps", "300", "--out", str(rough), *first.args, *second.args)
     cluster.wait_for_step(job, 50)
     cluster.run("preempt", cluster.rank0(), "--notice", "0", "--replace-after", "0")
-    cluster.wait_for_step(job, 120, number=cluster.wait(lambda: _running(cluster, job, 3), "three nodes again"))
+    again = cluster.wait(lambda: _running(cluster, job, 3), "three nodes again")
+    first.open()
+    cluster.wait_for_step(job, 120, number=again)
     now = cluster.now(job)
     assert now is not None
     other = next(member.node for member in now.members if member.node != cluster.rank0())
-    cluster.run("preempt", other, "--notice", "20", "--replace-after", "0")
+    with cluster.notice(other, "--replace-after", "0"):
+        second.open()
     _succeeded(cluster, job)
     assert len({r.number for r in cluster.history(job) if r.phase == "run"}) == 3
     restores = [line for line in cluster.run("logs", job).stdout.splitlines() if " is restored: " in line]
@@ -63,12 +68,16 @@ def _running(cluster: Cluster, job: str, nodes: int) -> int | None:
 
 def test_a_notice_costs_no_step_and_a_kill_at_most_one_interval(cluster: Cluster) -> None:
     cluster.up("2:3")
-    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "260", "--every", "25")
+    notice, kill = Gate(cluster, 45), Gate(cluster, 130)
+    script = cluster.write("count.py", COUNTING)
+    job = cluster.train(script, "--", "--steps", "180", "--every", "25", *notice.args, *kill.args)
     cluster.wait_for_step(job, 30)
-    cluster.run("preempt", cluster.rank0(), "--notice", "30", "--replace-after", "never")
+    with cluster.notice(cluster.rank0(), "--replace-after", "never"):
+        notice.open()
     cluster.wait_for_step(job, 110, number=2)
     before = cluster.step(job)
     cluster.run("preempt", cluster.rank0(), "--notice", "0", "--replace-after", "0")
+    kill.open()
     _succeeded(cluster, job)
     first = _first_steps(cluster, job)
     assert first[2] == max(m["step"] for m in cluster.metrics(job) if m["round"] == 1) + 1
@@ -80,12 +89,14 @@ def test_a_notice_costs_no_step_and_a_kill_at_most_one_interval(cluster: Cluster
 @pytest.mark.slow
 def test_a_node_killed_while_another_is_away_leaves_one_that_finishes(cluster: Cluster) -> None:
     cluster.up("1:3")
-    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "250")
-    cluster.wait_for_step(job, 25)
+    gate = Gate(cluster, 50)
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "80", *gate.args)
+    cluster.wait(lambda: cluster.checkpoints(job).entries, "the checkpoint of step 20")
     first = cluster.rank0()
     second = next(node for node in cluster.nodes() if node != first)
     cluster.kill(first)
     cluster.kill(second)
+    gate.open()
     _succeeded(cluster, job)
     assert len(cluster.history(job)[-1].members) == 1
     assert max(_first_steps(cluster, job).values()) > 20
@@ -93,10 +104,12 @@ def test_a_node_killed_while_another_is_away_leaves_one_that_finishes(cluster: C
 
 def test_all_nodes_killed_at_once_and_brought_back_go_on_from_the_last_checkpoint(cluster: Cluster) -> None:
     cluster.up("3")
-    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "200", "--every", "10")
+    gate = Gate(cluster, 60)
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "80", "--every", "10", *gate.args)
     cluster.wait(lambda: cluster.checkpoints(job).entries, "a checkpoint")
-    processes.kill_all(cluster.state / "local")
+    processes.kill_all(cluster.state / "local", PATIENCE_S)
     kept = cluster.checkpoints(job).entries[-1].step
+    gate.open()
     cluster.up("3")
     _succeeded(cluster, job)
     first = _first_steps(cluster, job)
@@ -106,7 +119,8 @@ def test_all_nodes_killed_at_once_and_brought_back_go_on_from_the_last_checkpoin
 @pytest.mark.slow
 def test_workers_do_not_outlive_their_agent(cluster: Cluster) -> None:
     cluster.up("1:2")
-    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "250")
+    gate = Gate(cluster, 40)
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "60", *gate.args)
     cluster.wait_for_step(job, 5)
     victim = cluster.rank0()
     agent = processes.noted_process(cluster.node_dir(victim))
@@ -114,14 +128,16 @@ def test_workers_do_not_outlive_their_agent(cluster: Cluster) -> None:
     workers = agent.children(recursive=True)
     assert len(workers) >= 3  # the warm interpreter, the launcher, a worker
     os.kill(agent.pid, signal.SIGKILL)
-    assert processes.wait_until_ended(workers, 5) == []
+    assert processes.wait_until_ended(workers, PATIENCE_S) == []
+    gate.open()
     _succeeded(cluster, job)
 
 
 @pytest.mark.slow
 def test_a_frozen_rank_0_wakes_to_find_itself_deposed_and_joins_again(cluster: Cluster) -> None:
+    cluster.lease_s = 3.0  # what the others wait for
     cluster.up("2:3")
-    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "700")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "100000")
     cluster.wait_for_step(job, 20)
     frozen = cluster.rank0()
     cluster.signal_all(frozen, signal.SIGSTOP)
@@ -143,7 +159,7 @@ def test_a_node_that_joins_costs_no_step(cluster: Cluster) -> None:
     job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "100000", "--every", "100000")
     cluster.wait_for_step(job, 10)
     other = next(node for node in cluster.nodes() if node != cluster.rank0())
-    cluster.run("preempt", other, "--notice", "20", "--replace-after", "0")
+    cluster.run("preempt", other, "--notice", "60", "--replace-after", "0")
     two = cluster.wait(lambda: _running(cluster, job, 2), "two nodes again")
     cluster.wait_for_step(job, 1, number=two)
     cluster.run("cancel", job)
@@ -156,10 +172,12 @@ def test_a_node_that_joins_costs_no_step(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_a_fixed_size_job_waits_for_the_replacement(cluster: Cluster) -> None:
     cluster.up("2")
-    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "150")
+    gate = Gate(cluster, 50)
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "60", *gate.args)
     cluster.wait_for_step(job, 25)
     cluster.kill(next(node for node in cluster.nodes() if node != cluster.rank0()))
     cluster.wait(lambda: (r := cluster.now(job)) and r.phase == "wait", "the job to wait")
+    gate.open()
     cluster.up("2")
     _succeeded(cluster, job)
 

@@ -17,6 +17,10 @@ from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
 from tests.e2e.scripts import COUNTING
 from tests.fakes.metadata import PROVIDERS, Provider, Service, event_id
+from tests.waiting import PATIENCE_S
+
+LEAD_S = 120.0
+"""Where the cloud sends a time. AWS promises no more, and a machine that is busy may hear of it late."""
 
 
 @pytest.fixture(params=[pytest.param(one, marks=[] if one == "aws" else [pytest.mark.slow]) for one in PROVIDERS])
@@ -62,16 +66,16 @@ def test_a_clouds_notice_becomes_a_last_checkpoint_and_no_step_is_lost(
     agent = processes.noted_process(cluster.node_dir("node-1"))
     assert agent is not None
     assert service.acknowledged == []
-    service.take(lead_s=60)
+    service.take(lead_s=LEAD_S)
 
     cluster.wait(lambda: _exit(cluster, job, number, "node-1"), "the node to report")
     node_exit = _exit(cluster, job, number, "node-1")
     assert node_exit is not None
     assert node_exit.status == "drained" and node_exit.notice is not None and node_exit.left_s is not None
-    lead_s = 30.0 if service.provider == "gcp" else 60.0
-    assert node_exit.notice.lead_s == pytest.approx(lead_s, abs=3)
+    lead_s = 30.0 if service.provider == "gcp" else LEAD_S
+    assert node_exit.notice.lead_s == pytest.approx(lead_s, abs=3 if service.provider == "gcp" else 60)
     assert node_exit.notice.source.startswith(f"{service.provider}: ")
-    assert lead_s - 25 < node_exit.left_s < node_exit.notice.lead_s
+    assert 0 < node_exit.left_s < node_exit.notice.lead_s
     (last,) = cluster.checkpoints(job).entries
     assert last.step == node_exit.last_step and last.reason == "notice" and last.left_s is not None
 
@@ -83,7 +87,7 @@ def test_a_clouds_notice_becomes_a_last_checkpoint_and_no_step_is_lost(
     assert now.reason in cluster.run("status").stdout
     steps = [record["step"] for record in cluster.metrics(job)]
     assert sorted(steps) == list(range(1, max(steps) + 1)), "none twice, none left out"
-    assert processes.wait_until_ended([agent], 20) == []
+    assert processes.wait_until_ended([agent], PATIENCE_S) == []
     said = (cluster.node_dir("node-1") / "agent.log").read_text()
     assert f"s before the end ({node_exit.notice.source})" in said
     assert (machine / "run/gpuctl/leaving").read_text() == node_exit.notice.source

@@ -12,7 +12,8 @@ import pytest
 
 from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster, as_json, as_json_lines
-from tests.e2e.scripts import COUNTING, PLAIN_DDP
+from tests.e2e.scripts import COUNTING, PLAIN_DDP, Gate
+from tests.waiting import PATIENCE_S
 
 
 def test_a_plain_ddp_script_runs_unchanged(cluster: Cluster) -> None:
@@ -32,12 +33,14 @@ def test_a_plain_ddp_script_runs_unchanged(cluster: Cluster) -> None:
 def test_two_jobs_in_line_run_one_after_the_other(cluster: Cluster) -> None:
     cluster.up("2")
     script = cluster.write("count.py", COUNTING)
-    first = cluster.train(script, "--", "--steps", "120")
+    gate = Gate(cluster, 10)
+    first = cluster.train(script, "--", "--steps", "20", *gate.args)
     second = cluster.train(script, "--", "--steps", "5")
     cluster.wait_for_step(first, 1)
     assert (waiting := cluster.now(second)) is None or waiting.number == 0
     listed = {job["job"]: job for job in as_json(cluster.run("jobs", "-o", "json"))}
     assert listed[first]["state"] == "running" and listed[second]["state"] == "queued"
+    gate.open()
     ended = [cluster.wait_for_end(first), cluster.wait_for_end(second)]
     assert [r.outcome.result for r in ended if r.outcome] == ["succeeded", "succeeded"]
     began = cluster.history(second)[0].at
@@ -48,7 +51,7 @@ def test_two_jobs_in_line_run_one_after_the_other(cluster: Cluster) -> None:
 def test_jobs_of_half_the_nodes_run_side_by_side(cluster: Cluster) -> None:
     cluster.up("2")
     script = cluster.write("count.py", COUNTING)
-    first = cluster.train(script, "--nodes", "1", "--", "--steps", "400")
+    first = cluster.train(script, "--nodes", "1", "--", "--steps", "100000")
     second = cluster.train(script, "--nodes", "1", "--", "--steps", "5")
     cluster.wait_for_end(second)
     assert (now := cluster.now(first)) and now.phase == "run"
@@ -106,16 +109,18 @@ def test_the_traceback_of_the_first_failing_rank_is_shown(cluster: Cluster) -> N
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(cluster: Cluster) -> None:
     cluster.up("1")
     script = cluster.write("count.py", COUNTING)
-    process = cluster.start("train", script, "--", "--steps", "150")
+    gate = Gate(cluster, 10)
+    process = cluster.start("train", script, "--", "--steps", "20", *gate.args)
     job = cluster.wait(cluster.newest_job, "the job")
     assert job is not None
     cluster.wait_for_step(job, 5)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
+    gate.open()
     assert f"gpuctl logs -f {job}" in said and "Traceback" not in said
     followed = cluster.run("logs", "-f", job)
-    assert "finished 150" in followed.stdout
+    assert "finished 20" in followed.stdout
     assert (outcome := cluster.wait_for_end(job).outcome) and outcome.result == "succeeded"
 
 
@@ -146,7 +151,7 @@ def test_logs_can_be_asked_for_by_node_rank_and_round(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_status_tells_nodes_rank_0_job_step_and_checkpoint(cluster: Cluster) -> None:
     cluster.up("2")
-    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "2000")
+    job = cluster.train(cluster.write("count.py", COUNTING), "--", "--steps", "100000")
     cluster.wait(lambda: cluster.checkpoints(job).entries, "a checkpoint")
     status = as_json(cluster.run("status", "-o", "json"))
     assert {node["node"] for node in status["nodes"]} == {"node-0", "node-1"}
