@@ -67,6 +67,11 @@ def test_a_room_is_small() -> None:
     assert {room: size for room, size in sizes.items() if size > 11 and room != ROOT / "bootstrap" / "boot"} == {}
 
 
+def test_a_module_fits_in_the_head() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for room in _rooms() for path in room.glob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > 300} == {}
+
+
 @pytest.mark.parametrize("room", [room for room in _rooms() if room.parent != ROOT / "stacks" / "clouds"], ids=str)
 def test_a_room_begins_with_its_map(room: Path) -> None:
     """``__init__.py`` names what is in the room, and holds nothing that an import of a module in it would pay for."""

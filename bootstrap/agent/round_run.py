@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from gpuctl.bootstrap.launch.container_args import passed
 from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Ending, Interpreter, Launched
 from gpuctl.bootstrap.launch.memory import MemoryWatch
+from gpuctl.bootstrap.launch.worker_stop import WorkerStop
 from gpuctl.bootstrap.mirror.mirror import Mirror
 from gpuctl.bootstrap.monitors.stall import Activity, cpu_seconds
 from gpuctl.bootstrap.ports import PortPool
@@ -26,19 +25,14 @@ from gpuctl.cluster.checkpoints.replica_layout import map_of
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.disk import full_disk
 from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
-from gpuctl.cluster.membership.rounds import CANCELLED, STALLED
+from gpuctl.cluster.membership.rounds import CANCELLED
+from gpuctl.cluster.membership.stalls import STALLED
 from gpuctl.cluster.records.nodes import TrainingProgress
 from gpuctl.cluster.records.rounds import NodeExit, RankExit, Round
 from gpuctl.cluster.worker_context import AWARE, DEADLINE, PROGRESS, STDERR_MARK, TIERS, WorkerContext
 from gpuctl.trainers.diagnostics.net_plugin import FABRICS, complaint, missing_in
 from gpuctl.trainers.launchers.descendants import catches, end_marked
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure, needs_fresh
-from gpuctl.trainers.stack_signal import STACK_SIGNAL
-
-_STACK_S = 0.5
-"""For a worker to write down its stack, before it is asked to stop."""
-_ALONE_S = 2.0
-"""For a launcher whose workers have ended to end as well, before a job that is over ends it."""
 
 
 class RoundRun:
@@ -74,11 +68,7 @@ class RoundRun:
         self._launched: Launched | None = None
         self._lock = threading.Lock()
         self._killed = False
-        self._asked: set[int] = set()
-        self._showed: dict[int, float] = {}
-        """When each worker was asked for its stack."""
-        self._give_up_at: float | None = None
-        self._no_workers_since: float | None = None
+        self._stop: WorkerStop | None = None
         self._memory = MemoryWatch(self._workers)
 
     @property
@@ -108,36 +98,19 @@ class RoundRun:
     def ask_to_stop(self, round_: Round) -> None:
         """Drain: SIGTERM to each worker that catches it, once; the others go on until the deadline.
 
-        Call it again on every turn of the loop: a worker that has only just started catches nothing yet. The end of the
-        job, cancelled or stalled, is for all of them; those that stall write their stacks into their logs first.
+        Call it again on every turn of the loop. The end of the job, cancelled or stalled, is for all of them; those
+        that stall write their stacks into their logs first.
         """
         stalled = round_.reason.startswith(STALLED)
-        is_end = round_.reason == CANCELLED or stalled
-        now = self._clock.monotonic()
         if round_.reason == CANCELLED and self._launched is None:
             self.kill()  # what it still waits for, such as its image, is not wanted any more
-        if self._give_up_at is None:
-            self._give_up_at = now + round_.drain_s
+        if self._stop is None:
+            deadline = self._clock.monotonic() + round_.drain_s
+            self._stop = WorkerStop(self._clock, deadline, self._listens)
             with contextlib.suppress(OSError):  # then they do not know, and do their best
-                (self.context.round_dir / DEADLINE).write_text(f"{self._give_up_at:.3f}")
-        workers = self._workers()
-        for pid in workers:
-            if stalled and pid not in self._showed:
-                self._showed[pid] = now
-                if STACK_SIGNAL and catches(pid, STACK_SIGNAL):
-                    _signal(pid, STACK_SIGNAL)
-            if stalled and now - self._showed[pid] < _STACK_S:
-                continue
-            if pid not in self._asked and (is_end or self._listens(pid)):
-                self._asked.add(pid)
-                _signal(pid, signal.SIGTERM)
-        if workers or self._launched is None:
-            self._no_workers_since = None
-        elif self._no_workers_since is None:
-            self._no_workers_since = now
-        # A launcher without workers waits for those of other nodes, which may hang; there is nothing left here to save.
-        alone = self._no_workers_since is not None and now - self._no_workers_since > _ALONE_S
-        if now > self._give_up_at or (is_end and alone):
+                (self.context.round_dir / DEADLINE).write_text(f"{deadline:.3f}")
+        is_end = round_.reason == CANCELLED or stalled
+        if self._stop.ask(self._workers(), launched=self._launched is not None, everyone=is_end, stacks=stalled):
             self.kill()
 
     def kill(self) -> None:
@@ -249,7 +222,8 @@ class RoundRun:
 
     def _workers_gone(self, ending: Ending) -> None:
         end_marked(lambda folder: folder == self.context.round_dir)
-        self._end(*verdict(ending, self.context.round_dir, self._memory, killed=self._killed, asked=bool(self._asked)))
+        asked = self._stop is not None and self._stop.has_asked
+        self._end(*verdict(ending, self.context.round_dir, self._memory, killed=self._killed, asked=asked))
 
     def _end(self, status: NodeExitStatus, failures: Sequence[WorkerFailure], message: str = "", code: int = 1) -> None:
         self._memory.stop()
@@ -315,10 +289,3 @@ def _require(fabric: str, env: dict[str, str]) -> None:
     """Raises ``GpuctlError`` if there is a ``fabric`` and NCCL would go on over TCP."""
     if fabric and (missing := missing_in(fabric, env)):
         raise GpuctlError(complaint(fabric, missing, "on this node"))
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -6,6 +6,7 @@ Read in this order:
 - ``failure_detector``: what the leader knows of the other nodes
 - ``rounds``: what it decides for a job, a pure function
 - ``blame``: which rank made a round fail
+- ``stalls``: whether a job's workers do nothing any more
 - ``peers``: direct questions between agents, which only make it quick
 - ``job_records``: what the leader reads of jobs
 - ``mingle``: how a node takes part in all of it

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from gpuctl.cluster.membership.blame import first_failure
+from gpuctl.cluster.membership.stalls import STALLED, stall_reason
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.records.rounds import JobOutcome, Member, NodeExit, RankExit, Round
@@ -68,12 +69,8 @@ class Observation:
 
 CANCELLED = "cancelled"
 """Reason of a drain that ends the job: workers that know nothing of draining need not go on until its deadline."""
-STALLED = "stalled"
-"""Reason of a drain that ends the job as failed: a last checkpoint, if there is somebody who can still write it."""
 _STALLED_CODE = 124
 """As of timeout(1)."""
-_NAMED = 4
-"""Ranks that a message names."""
 _WAITING = "; waiting for nodes:"
 
 
@@ -130,8 +127,8 @@ def _decide_running(job: JobSpec, current: Round, seen: Observation) -> Round | 
         return _form(job, current, seen, _usable_now(job, current, seen), f"{_names(stopped)} stopped{why}")
     if seen.cancelled:
         return _drain(current, seen, CANCELLED, seen.policy.drain_s)
-    if words := _idle_words(job, current, seen):
-        return _drain(current, seen, words, seen.policy.drain_s)
+    if reason := stall_reason(job, current, seen.alive, seen.exits.keys()):  # who has exited by now has completed
+        return _drain(current, seen, reason, seen.policy.drain_s)
     if seen.exits:
         return None  # some have completed, so the others are about to: too late to interrupt them
     leaving = {m.node: notice for m in current.members if (notice := seen.alive[m.node].notice)}
@@ -238,39 +235,6 @@ def _form(
 
 def _drain(current: Round, seen: Observation, reason: str, seconds: float) -> Round:
     return replace(current, phase="drain", epoch=seen.epoch, reason=reason, drain_s=seconds, at=seen.now)
-
-
-def _idle_words(job: JobSpec, current: Round, seen: Observation) -> str:
-    """Why a job whose workers do nothing any more is ended; empty if it is not."""
-    left: list[str] = []
-    stalled, still = True, True
-    first = 0
-    for member in current.members:
-        if member.node not in seen.exits:  # else all its workers have completed
-            record = seen.alive[member.node]
-            here = tuple(range(member.nproc)) if record.ranks_left is None else record.ranks_left
-            left += [f"rank {first + rank} on {member.node}" for rank in here]
-            stalled = stalled and (record.stalled or not here)
-            still = still and (record.still_s >= job.exit_timeout_s or not here)
-        first += member.nproc
-    if not left:
-        return ""
-    if len(left) < first and still and job.exit_timeout_s:
-        done = f"{first - len(left)} of {first} ranks have ended"
-        idle = f"{_few(left)} did nothing for {job.exit_timeout_s:g} s (--exit-timeout)"
-        return f"{STALLED}: {done}, and {idle}; stacks are in the logs"
-    return _stall_words(current, seen) if stalled else ""
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-
-
-def _stall_words(current: Round, seen: Observation) -> str:
-    records = [seen.alive[m.node] for m in current.members if m.node in seen.alive]
-    told = [record.progress.step for record in records if record.progress]
-    where = f" at step {max(told)}" if told else ""
-    return f"{STALLED}{where}: no step, and neither GPUs nor CPUs at work, for longer than --stall-minutes"
 
 
 def _cancel(job: JobSpec, current: Round, seen: Observation) -> Round:
