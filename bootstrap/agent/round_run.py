@@ -17,6 +17,7 @@ from gpuctl.bootstrap.launch.container_args import passed
 from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Ending, Interpreter, Launched
 from gpuctl.bootstrap.launch.memory import MemoryWatch
+from gpuctl.bootstrap.launch.worker_ranks import ranks_left
 from gpuctl.bootstrap.launch.worker_stop import WorkerStop
 from gpuctl.bootstrap.mirror.mirror import Mirror
 from gpuctl.bootstrap.monitors.stall import Activity, cpu_seconds
@@ -128,10 +129,10 @@ class RoundRun:
 
     def ranks_left(self) -> tuple[int, ...] | None:
         """Local ranks of the workers that have not ended; ``None`` if they have not begun, or it cannot be told."""
-        if not any(self.log_dir.glob("*/attempt_0/*/stdout.log")):
+        if self._launched is None:
             return None
-        ranks = [_local_rank(pid) for pid in self._workers()]
-        return None if None in ranks else tuple(sorted(rank for rank in ranks if rank is not None))
+        nproc = self.round.members[self.rank].nproc
+        return ranks_left(self.log_dir, nproc, self._launched.pid, self._workers())
 
     def progress(self) -> TrainingProgress | None:
         """What the workers last said of themselves; ``None`` if they say nothing."""
@@ -274,15 +275,6 @@ class RoundRun:
     def _workers(self) -> list[int]:
         """Pids of the workers: the launcher's children."""
         return self._launched.workers() if self._launched else []
-
-
-def _local_rank(pid: int) -> int | None:
-    """By the file that torch has a worker print to (Linux); ``None`` for one that prints elsewhere."""
-    try:
-        stdout = Path(f"/proc/{pid}/fd/1").readlink()
-    except OSError:
-        return None
-    return int(stdout.parent.name) if stdout.name == "stdout.log" and stdout.parent.name.isdigit() else None
 
 
 def _require(fabric: str, env: dict[str, str]) -> None:

@@ -111,6 +111,9 @@ def test_a_job_that_lost_its_only_node_ends_with_the_same_bits(cluster: Cluster,
     undisturbed = ended.search(cluster.run("train", script, "--", device, "go").stdout)
     job = cluster.train(script, "--", device, "wait")
     cluster.wait_for_step(job, 95)
+    cluster.wait(
+        lambda: [entry for entry in cluster.checkpoints(job).entries if entry.step == 90], "step 90 to be safe"
+    )
     cluster.run("preempt", "node-0", "--notice", notice, "--replace-after", "0")
     assert (outcome := cluster.wait_for_end(job).outcome) and outcome.result == "succeeded"
     disturbed = ended.search(cluster.run("logs", job).stdout)

@@ -36,7 +36,7 @@ Start = Callable[..., int]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """A process that notes the signals named, in a file named for its pid; returns the pid."""
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def start(*signals: int) -> int:
         process = subprocess.Popen(
