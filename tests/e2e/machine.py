@@ -51,6 +51,7 @@ class Cluster:
         self.folder.mkdir(exist_ok=True)
         self.name = "default"
         self.command = [sys.executable, "-m", "gpuctl.cli.main"]
+        """What gpuctl is here; a test may put something before it."""
         self.lease_s = LEASE_S
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("GPUCTL_") or k == RUN},
@@ -93,8 +94,10 @@ class Cluster:
         )
 
     def up(self, nodes: str, *args: str) -> None:
-        """``gpuctl up``, until all nodes can begin at once and rank 0 knows them: the first round then has them all."""
-        self._run([sys.executable, "-c", _UP, str(self.lease_s), "up", "--nodes", nodes, *args], 0, PATIENCE_S)
+        """``gpuctl up``, until all nodes can begin at once and rank 0 knows them: the first round then has them all.
+        For the usual cluster and bucket only."""
+        python = self.command[:-2]
+        self._run([*python, "-c", _UP, str(self.lease_s), "up", "--nodes", nodes, *args], 0, PATIENCE_S)
         wanted = int(nodes.rpartition(":")[2])
         self.wait(lambda: self._warm_and_known() == wanted, f"{wanted} warm nodes that rank 0 knows")
 

@@ -34,7 +34,7 @@ def test_the_demo_keeps_its_promises_and_leaves_nothing(cluster: Cluster, tmp_pa
 
 @pytest.mark.slow
 def test_a_demo_that_is_ended_leaves_nothing_and_touches_no_cluster_of_the_user(cluster: Cluster) -> None:
-    cluster.up("1", "--cluster", "demo")
+    cluster.run("up", "--nodes", "1", "--cluster", "demo")
     own = {process.pid for process in processes.marked_processes(cluster.state)}
     demo = cluster.start("demo")
     assert demo.stdout is not None

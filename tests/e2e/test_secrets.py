@@ -32,7 +32,7 @@ def test_a_bucket_elsewhere_is_private_if_it_is_new(cluster: Cluster, tmp_path: 
     old.mkdir()
     old.chmod(0o750)
     for folder, mode in ((new, 0o700), (old, 0o750)):
-        cluster.up("1", "--bucket", folder.as_uri())
+        cluster.run("up", "--nodes", "1", "--bucket", folder.as_uri())
         assert (folder / layout.CLUSTER).is_file()
         assert folder.stat().st_mode & 0o777 == mode
         cluster.run("down", "--yes")

@@ -154,7 +154,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def test_a_local_cluster_stays_what_it_is(cluster: Cluster, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/own"
-    cluster.up("1:2", "--bucket", url, "--slots", "1", "--stall-minutes", "60")
+    cluster.run("up", "--nodes", "1:2", "--bucket", url, "--slots", "1", "--stall-minutes", "60")
     bucket, noted = open_bucket(url), clusters.get("default")
     spec = decode(bucket.get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
     assert (spec.nodes_min, spec.nodes_max, spec.slots, spec.stall_minutes) == (1, 2, 1, 60)
