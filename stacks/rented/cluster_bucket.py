@@ -98,10 +98,10 @@ def opened(
 def agree(bucket: Bucket, asked: ClusterSpec, *, has_machines: bool) -> None:
     """The cluster's record as ``asked``, but for the secret that its nodes share already. Raises ``BadInput`` if it is
     another cluster's."""
-    ownership.meet(bucket, asked)
+    met = ownership.meet(bucket, asked)
     if not has_machines:
         # Azure numbers the machines of each scale set from 0: another's of the same name may have told of itself.
-        forget_nodes(bucket)
+        forget_nodes(bucket, of=met.id if met else asked.id)
     there = agree_on_spec(bucket, asked, {})
     if there is asked:
         return

@@ -232,7 +232,7 @@ class RentedClusters:
         spec = cluster_bucket.spec_of(request, terms)
         made = last_request.noted(request, created_at=time.time())
         if request.bucket:  # whose it is, before anything is made, and before `down` may take it for ours
-            ownership.meet(open_bucket(made.bucket), spec)
+            ownership.meet(open_bucket(made.bucket), spec, self._say)
         last_request.remember(LastRequest(request=request, terms=terms, backend=self._backend))
         clusters.remember(made)
         outputs = self._made(request, engine, force)

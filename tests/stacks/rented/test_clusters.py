@@ -28,7 +28,7 @@ from gpuctl.stacks.request.stack_request import StackRequest
 from tests.fakes.aws.user import TYPE, Account
 from tests.fakes.requests import asked
 from tests.fakes.user import User
-from tests.stacks.rented import interruptions
+from tests.stacks.rented import interruptions, two_users
 from tests.waiting import until
 
 
@@ -57,7 +57,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     done = account.run("down", "-y")
     assert done.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
     assert account.run("leaks", "--provider", "aws").stdout == ""
-    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
+    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part", "past.json"]
     assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
 
 
@@ -417,3 +417,8 @@ def test_the_largest_machines_come_with_all_that_they_need_and_go_with_it(accoun
     }
     account.run("down", "-y")
     assert account.run("leaks", "--provider", "aws").stdout == ""
+
+
+@pytest.mark.slow
+def test_a_second_user_changes_nothing_of_what_the_first_has_left(account: Account) -> None:
+    two_users.a_second_user_changes_nothing(account)
