@@ -146,7 +146,7 @@ def request_of(
         "ssh_from": flags.ssh_from,
         "ssh_key": _public_key(flags.ssh_key, before, is_needed=bool(flags.ssh_from or (before and before.ssh_from))),
         "image": flags.image,
-        "bucket": settings.bucket,
+        "bucket": _bucket(settings, before, region.name),
     }
     usual = before or StackRequest(
         cluster=settings.cluster,
@@ -249,6 +249,21 @@ def _public_key(path: str | None, before: StackRequest | None, *, is_needed: boo
     if before is not None and (before.ssh_key or not is_needed):
         return None
     return keys.usual()
+
+def _bucket(settings: Settings, before: StackRequest | None, region: str) -> str | None:
+    """A cluster that is there stays at its bucket, with its jobs and checkpoints, unless the flag names another; a
+    name that gpuctl makes has the region in it. ``None``: as before."""
+    setting = settings.found["bucket"]
+    if before is None or setting.source == "flag":
+        return settings.bucket
+    there = before.bucket_url()
+    if settings.bucket and replace(before, bucket=settings.bucket).bucket_url() != there:
+        say(f"bucket: {shown(there)}, as before, not that of {setting.source.removeprefix('env ')}")
+    if before.bucket or region == before.region:
+        return None
+    say(f"bucket: {shown(there)} stays in {before.region}; from {region} it is slower, and the traffic is billed")
+    return there
+
 
 
 def show(plan: Plan) -> None:

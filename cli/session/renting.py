@@ -16,12 +16,16 @@ from gpuctl.cli.session.rental_plan import MachineFlags, as_json, backend_of, la
 from gpuctl.cli.settings.options import parse_flag
 from gpuctl.cli.settings.resolve import Settings
 from gpuctl.cli.signals import as_interrupts
-from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.errors import BadInput, StoreError
+from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.cluster.storage.error_mapping import shown, to_reopen
+from gpuctl.cluster.views import job_status
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.providers.interface import RentRequest, RentsMachines
-from gpuctl.stacks.providers.ownership import me
+from gpuctl.stacks.providers.ownership import me, place
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest, new_cluster_id
+from gpuctl.stacks.state import clusters
 
 if TYPE_CHECKING:
     from gpuctl.stacks.state.clusters import KnownCluster
@@ -98,7 +102,9 @@ def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags
     backend = backend_of(settings, last)
     request = request_of(settings, provider, _from_here(machines, flags), last)
     if last is None:
-        request = replace(request, id=new_cluster_id(), owner=me())
+        known = clusters.get(settings.cluster)  # of one that was attached: it goes on at its bucket
+        bucket = request.bucket or (known.bucket if known and known.provider == provider else "")
+        request = replace(request, id=new_cluster_id(), owner=me(), bucket=bucket)
     terms = flags.of_nodes(settings.slots, last)
     unchecked = [f"your public address ({STANDS_FOR_IT} stands for it)"] if flags.dry_run and machines.is_me else []
     planned = with_user_data(request, node_package.build().package, terms)
@@ -106,6 +112,7 @@ def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags
     if flags.dry_run:
         return None
     install_what_is_missing(provider, yes=flags.yes)  # before the question: without it, the answer is of no use
+    _refuse_to_leave_jobs(last, request)
     _refuse_what_the_cloud_would(request)
     wait_s = 60 * (WAIT_MINUTES if wait is None else wait)
     rental = RentRequest(request, terms, backend, wait_s, flags.force)
@@ -153,6 +160,7 @@ def _changes(last: LastRequest | None, request: StackRequest, terms: NodeOptions
         "zone": (", ".join(before.zones), ", ".join(after.zones or before.zones)),
         "price": (_kind(before), _kind(after)),
         "placement": (str(before.placement), str(after.placement)),
+        "bucket": (to_reopen(before.bucket_url()), to_reopen(after.bucket_url())),
         "ssh from": (before.ssh_from or "nobody", after.ssh_from or "nobody"),
         "ssh key": (before.ssh_key, after.ssh_key),
         "disk": (f"{before.disk_gb} GB", f"{after.disk_gb} GB"),
@@ -172,6 +180,22 @@ def _nodes(request: StackRequest) -> str:
 
 def _kind(request: StackRequest) -> str:
     return "spot" if request.spot else "on demand"
+
+
+def _refuse_to_leave_jobs(last: LastRequest | None, request: StackRequest) -> None:
+    """Raises ``BadInput`` if the cluster is to be at another bucket while jobs wait at the one before."""
+    if last is None or place(last.request.bucket_url()) == place(request.bucket_url()):
+        return
+    url = last.request.bucket_url()
+    try:
+        waiting = job_status.unfinished(open_bucket(url))
+    except StoreError:  # it never came to be, or is gone
+        return
+    if waiting:
+        raise BadInput(
+            f"{', '.join(waiting)} at {shown(url)} would be out of reach",
+            "leave --bucket out, or cancel what is there first (gpuctl cancel)",
+        )
 
 
 def _refuse_what_the_cloud_would(request: StackRequest) -> None:

@@ -106,6 +106,7 @@ class RentedClusters:
         before = last_request.find(request.cluster)
         if before is None:
             refuse_namesake(there.leftovers([request.region], request.cluster), request)
+        request = cluster_bucket.staying(request, before.request if before else None, engine)
         earlier = EarlierUp(there, engine, lambda of: self._teardown(of, there), self._say)
         home, is_gone = earlier.home(before.request if before else None)
         places = self._places(request, there, home)

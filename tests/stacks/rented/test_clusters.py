@@ -18,6 +18,7 @@ import pytest
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import StoreError
 from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.jobs.queue import JobRequest
 from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.codec import decode
 from gpuctl.cluster.storage.bucket import open_bucket
@@ -422,3 +423,26 @@ def test_the_largest_machines_come_with_all_that_they_need_and_go_with_it(accoun
 @pytest.mark.slow
 def test_a_second_user_changes_nothing_of_what_the_first_has_left(account: Account) -> None:
     two_users.a_second_user_changes_nothing(account)
+
+
+@pytest.mark.slow
+def test_in_another_region_it_goes_on_with_its_jobs_and_checkpoints(account: Account) -> None:
+    account.boot_machines()
+    account.without.append("us-east-1a")
+    account.up("--wait", "0.01", "--zone", "us-east-1a", code=1, nodes="1")
+    url, bucket = account.known().bucket, account.bucket()
+    bucket.put("jobs/a-1/checkpoints/part", b"weights")
+    job = queue.submit(bucket, account.spec(), JobRequest(script="train.py")).job
+    refused = account.up("--bucket", "s3://other/place", code=2).stderr.splitlines()[-1]
+    assert f"{job} at s3://" in refused and "would be out of reach; leave --bucket out" in refused
+    account.groups = boto3.client("autoscaling", region_name="us-west-2")
+    done = account.up("--region", "us-west-2", nodes="1")
+    assert f"bucket: {url.partition('?')[0]} stays in us-east-1" in done.stderr
+    assert account.known().bucket == url and account.known().region == "us-west-2"
+    assert bucket.get("jobs/a-1/checkpoints/part") == b"weights" and account.spec().region == "us-west-2"
+    account.run("down", "-y")
+
+
+@pytest.mark.slow
+def test_a_stale_note_makes_nothing_beside_a_namesake(account: Account) -> None:
+    two_users.a_stale_note_makes_nothing_beside_a_namesake(account)
