@@ -111,8 +111,11 @@ def _refusal(there: ClusterSpec, asked: ClusterSpec, live: int, bucket: Bucket) 
 def _refuse_past(bucket: Bucket, asked: ClusterSpec, say: Say) -> None:
     """Raises ``BadInput`` if another owner's cluster has left its jobs and checkpoints: the next ``down
     --delete-checkpoints`` would delete them. ``say`` is told of one's own."""
-    there = read_past(bucket)
+    there, noted = read_past(bucket), clusters.get(asked.name)
     if there is None or there.id == asked.id:
+        return
+    if noted is not None and noted.id == there.id:  # attached: from now on they are this owner's
+        bucket.put(layout.PAST, encode(replace(there, owner=asked.owner)))
         return
     held = f"{to_reopen(bucket.url)} holds {described(there)}"
     if not _is_mine(there, bucket, asked):

@@ -15,6 +15,8 @@ from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.cluster.views.holders import live_nodes, read_past
 from gpuctl.stacks.providers.ownership import agree_on_spec, forget_nodes, meet, refuse_strangers
+from gpuctl.stacks.state import clusters
+from gpuctl.stacks.state.clusters import KnownCluster
 
 LONG_AGO = 1_700_000_000.0
 MINE = ClusterSpec(name="a", provider="aws", nodes_min=1, nodes_max=2, id="1" * 10, owner="jo@lab")
@@ -101,7 +103,10 @@ def test_what_another_owners_cluster_has_left_is_refused_and_ones_own_is_told(bu
     ) as refused:
         meet(bucket, MINE)
     assert "gpuctl attach" in refused.value.hint
-    assert meet(bucket, replace(MINE, id=PAST.id)) is None, "who attached goes on with them"
+    clusters.remember(KnownCluster(name="a", provider="aws", bucket=bucket_url, id=PAST.id))
+    assert meet(bucket, MINE) is None, "who attached goes on with them"
+    clusters.forget("a")
+    assert meet(bucket, MINE) is None, "also once the note is of the new cluster"
     bucket.put(layout.PAST, encode(replace(PAST, owner=MINE.owner)))
     assert meet(bucket, MINE, said.append) is None and not said, "the same name is no news"
     assert meet(bucket, replace(MINE, name="b"), said.append) is None

@@ -338,3 +338,8 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
 @pytest.mark.slow
 def test_a_second_user_changes_nothing_of_what_the_first_has_left(account: Account) -> None:
     two_users.a_second_user_changes_nothing(account)
+
+
+@pytest.mark.slow
+def test_a_stale_note_makes_nothing_beside_a_namesake(account: Account) -> None:
+    two_users.a_stale_note_makes_nothing_beside_a_namesake(account)

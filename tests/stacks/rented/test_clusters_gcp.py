@@ -238,3 +238,8 @@ def test_what_is_not_said_again_stays_as_it_was(owner: Owner) -> None:
 @pytest.mark.slow
 def test_a_second_user_changes_nothing_of_what_the_first_has_left(owner: Owner) -> None:
     two_users.a_second_user_changes_nothing(owner)
+
+
+@pytest.mark.slow
+def test_a_stale_note_makes_nothing_beside_a_namesake(owner: Owner) -> None:
+    two_users.a_stale_note_makes_nothing_beside_a_namesake(owner)

@@ -35,6 +35,26 @@ def a_second_user_changes_nothing(user: User) -> None:
     assert bucket.get(_WEIGHTS) == b"weights"
 
 
+def a_stale_note_makes_nothing_beside_a_namesake(user: User) -> None:
+    """The second one has taken the cluster down, and made another of its name."""
+    user.boot_machines()
+    user.up(nodes="1")
+    url, first = user.known().bucket, user.env
+    user.env = user.env | {"GPUCTL_STATE_DIR": str(user.folder / "kim"), "LOGNAME": "kim"}
+    user.run_alone("attach", url)
+    user.run("down", "-y")
+    user.run_alone("attach", url)
+    user.up(nodes="1")
+    machines, second = user.machines(), user.env
+
+    user.env, made = first, user.obstacles.done()
+    line = user.up(code=2, nodes="2").stderr.splitlines()[-1]
+    assert f"another cluster {user.cluster} exists in " in line and ", made by kim" in line
+    assert user.obstacles.done() == made and user.machines() == machines
+    user.env = second
+    user.run("down", "-y")
+
+
 def _name(line: str) -> str:
     return line.partition("made the bucket ")[2].partition(";")[0]
 
