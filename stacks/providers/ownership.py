@@ -15,7 +15,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records.clusters import ClusterSpec, PastCluster
 from gpuctl.cluster.records.codec import decode, encode
 from gpuctl.cluster.storage.bucket import Bucket
-from gpuctl.cluster.storage.error_mapping import shown, to_reopen
+from gpuctl.cluster.storage.error_mapping import to_reopen
 from gpuctl.cluster.views import usage
 from gpuctl.cluster.views.holders import (
     Holder,
@@ -179,16 +179,20 @@ def bucket_of(request: UpRequest, usual: str = "") -> str:
         return request.bucket or usual
     if request.bucket and place(request.bucket) != place(there.bucket):
         raise BadInput(
-            f"cluster {there.name!r} has its bucket at {shown(there.bucket)}, not {shown(request.bucket)}",
+            f"cluster {there.name!r} has its bucket at {to_reopen(there.bucket)}, not {to_reopen(request.bucket)}",
             "leave --bucket out, or run `gpuctl down` first, or choose another name with --cluster",
         )
     return request.bucket or there.bucket
 
 
-def place(url: str) -> tuple[str, str, str]:
-    """The parts that a cluster's bucket is known by, however its URL is written: the options change with its keys."""
+def place(url: str) -> tuple[str, ...]:
+    """The parts that a cluster's bucket is known by, however its URL is written. Of the options, which change with its
+    keys, those of accounts and servers, which may have containers or buckets of one name each."""
     parts = urlsplit(url)
-    return parts.scheme, parts.netloc, unquote(parts.path).strip("/")
+    prefix = {"s3": r"aws_", "az": r"azure_(storage_)?", "gs": r"google_"}.get(parts.scheme, "")
+    options = {re.sub(f"^{prefix}", "", name.lower()): value.rstrip("/") for name, value in parse_qsl(parts.query)}
+    server = options.get("endpoint", options.get("endpoint_url", options.get("base_url", "")))
+    return parts.scheme, parts.netloc, unquote(parts.path).strip("/"), options.get("account_name", ""), server
 
 
 def settle(bucket: Bucket, request: UpRequest, first: ClusterSpec, say: Say) -> ClusterSpec:
