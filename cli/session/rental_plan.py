@@ -189,6 +189,14 @@ def named_regions(settings: Settings, provider: CloudName, flag: str | None, *, 
     return [Region(region_names.check(provider, name, new=new), source) for name in names]
 
 
+def set_regions(settings: Settings, provider: CloudName) -> list[Region]:
+    """The regions of the setting; none where it is about another cloud."""
+    try:
+        return named_regions(settings, provider, None)
+    except BadInput:
+        return []
+
+
 def _regions(
     settings: Settings, provider: CloudName, flags: MachineFlags, before: StackRequest | None, *, new: bool
 ) -> list[Region]:
@@ -242,14 +250,6 @@ def _cheapest_of(among: Sequence[Region], name: str) -> Region:
     return Region(name, f"{region.source}: the cheapest of {', '.join(one.name for one in among)}")
 
 
-def _public_key(path: str | None, before: StackRequest | None, *, is_needed: bool) -> str | None:
-    """The user's own, where none is named and there is one. ``None``: as before. Raises ``BadInput``."""
-    if path is not None:
-        return keys.read(Path(path).expanduser())
-    if before is not None and (before.ssh_key or not is_needed):
-        return None
-    return keys.usual()
-
 def _bucket(settings: Settings, before: StackRequest | None, region: str) -> str | None:
     """A cluster that is there stays at its bucket, with its jobs and checkpoints, unless the flag names another; a
     name that gpuctl makes has the region in it. ``None``: as before."""
@@ -264,6 +264,14 @@ def _bucket(settings: Settings, before: StackRequest | None, region: str) -> str
     say(f"bucket: {shown(there)} stays in {before.region}; from {region} it is slower, and the traffic is billed")
     return there
 
+
+def _public_key(path: str | None, before: StackRequest | None, *, is_needed: bool) -> str | None:
+    """The user's own, where none is named and there is one. ``None``: as before. Raises ``BadInput``."""
+    if path is not None:
+        return keys.read(Path(path).expanduser())
+    if before is not None and (before.ssh_key or not is_needed):
+        return None
+    return keys.usual()
 
 
 def show(plan: Plan) -> None:
