@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from gpuctl.stacks.providers.interface import RentRequest, RentsMachines
 from gpuctl.stacks.providers.ownership import me, place
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest, new_cluster_id
+from gpuctl.stacks.ssh import keys
 from gpuctl.stacks.state import clusters
 
 if TYPE_CHECKING:
@@ -105,8 +107,15 @@ def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags
         known = clusters.get(settings.cluster)  # of one that was attached: it goes on at its bucket
         bucket = request.bucket or (known.bucket if known and known.provider == provider else "")
         request = replace(request, id=new_cluster_id(), owner=me(), bucket=bucket)
-    terms = flags.of_nodes(settings.slots, last)
     unchecked = [f"your public address ({STANDS_FOR_IT} stands for it)"] if flags.dry_run and machines.is_me else []
+    if not request.ssh_key and (request.ssh_from or provider == "azure"):
+        is_made = not flags.dry_run or keys.own().is_file()
+        unchecked += [] if is_made else [f"your SSH key (`up` makes one, {keys.own()})"]
+        request = replace(request, ssh_key=keys.make() if is_made else keys.STANDS_FOR_IT)
+    terms = flags.of_nodes(settings.slots, last)
+    if machines.ssh_key or last is None or request.ssh_key != last.request.ssh_key:
+        path = Path(machines.ssh_key) if machines.ssh_key else None
+        terms = replace(terms, identity=keys.identity(request.ssh_key, path))
     planned = with_user_data(request, node_package.build().package, terms)
     _plan(planned, flags, unchecked, _changes(last, request, terms))
     if flags.dry_run:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import stat
 import time
 from collections.abc import Callable
 from typing import Any
@@ -446,3 +447,19 @@ def test_in_another_region_it_goes_on_with_its_jobs_and_checkpoints(account: Acc
 @pytest.mark.slow
 def test_a_stale_note_makes_nothing_beside_a_namesake(account: Account) -> None:
     two_users.a_stale_note_makes_nothing_beside_a_namesake(account)
+
+
+@pytest.mark.slow
+def test_who_has_no_key_gets_one_that_ssh_is_told_of(account: Account) -> None:
+    account.boot_machines()
+    (account.folder / ".ssh" / "id_ed25519.pub").unlink()
+    account.up("--ssh-from", "203.0.113.7/32", nodes="1")
+    own = account.folder / "state" / "ssh" / "id_ed25519"
+    key = own.with_suffix(".pub").read_text().strip()
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600 and account.last_up()["ssh_key"] == key
+    assert f'IdentityFile "{own}"' in (own.parent / f"{account.cluster}.conf").read_text()
+    account.up(nodes="1:2")
+    assert account.last_up()["ssh_key"] == key == account.declared("KeyPair")["publicKey"]
+    assert f'IdentityFile "{own}"' in (own.parent / f"{account.cluster}.conf").read_text()
+    account.run("down", "-y")
+    assert own.is_file()
