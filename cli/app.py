@@ -83,6 +83,11 @@ def invoke(args: Sequence[str]) -> int:
         if (line := _of_this_machine(error)) is None:
             raise
         return _fail(error, line, 1)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of a package in Rust, each of which has one of its own
+            raise
+        why = str(error).partition("\n")[0]
+        return _fail(error, f"a library of gpuctl's broke off: {why}; report it, with what you typed", 1)
     return code if isinstance(code, int) else 0
 
 

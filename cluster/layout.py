@@ -3,6 +3,7 @@
 ::
 
     cluster.json                               ClusterSpec
+    past.json                                  PastCluster
     nodes/<node>.json                          NodeRecord
     net/<node>.json                            NodeNetwork
     boot/<node>.json                           BootReport
@@ -30,6 +31,7 @@
 from __future__ import annotations
 
 CLUSTER = "cluster.json"
+PAST = "past.json"
 NODES = "nodes"
 NETWORKS = "net"
 BOOT = "boot"

@@ -9,9 +9,9 @@ from gpuctl.cli.render.terminal import count
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import GpuctlError, NoBucket
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.cluster.views.holders import live_nodes
 from gpuctl.stacks.catalog.instance_types import CloudName
 from gpuctl.stacks.clouds.answers import KeptBucket
-from gpuctl.stacks.providers.ownership import live_nodes
 
 _USD_PER_GB_MONTH = {"aws": 0.023, "gcp": 0.020, "azure": 0.018}
 """Of the usual class in the usual region, not looked up: aws.amazon.com/s3/pricing, cloud.google.com/storage/pricing,
@@ -28,6 +28,8 @@ class BucketUse:
     bytes: int | None = None
     up: tuple[str, ...] = ()
     """A word for each cluster whose record is in it."""
+    down: tuple[str, ...] = ()
+    """Prefixes, but its own, at which clusters have left jobs and checkpoints."""
     trouble: GpuctlError | None = None
     """Why it could not be read."""
 
@@ -48,18 +50,21 @@ def look_into(provider: CloudName, kept: KeptBucket) -> BucketUse:
         up = tuple(_used_by(open_bucket(urlunsplit(parts._replace(path=f"/{_folder(key)}"))), key) for key in records)
     except GpuctlError as error:
         return BucketUse(provider, kept, trouble=error)
-    return BucketUse(provider, kept, len(entries), sum(entry.size for entry in entries), up)
+    pasts = {_folder(entry.key) for entry in entries if entry.key.rpartition("/")[2] == layout.PAST}
+    down = tuple(sorted(pasts - {_folder(key) for key in records} - {parts.path.strip("/")}))
+    return BucketUse(provider, kept, len(entries), sum(entry.size for entry in entries), up, down)
 
 
 def used_by(provider: CloudName, kept: KeptBucket) -> tuple[str, ...]:
-    """A word for each cluster whose record is in it. Raises ``GpuctlError`` if it cannot be looked into."""
+    """A word for each cluster that is in it, or has left its jobs there. Raises ``GpuctlError`` if it cannot be looked
+    into."""
     seen = look_into(provider, kept)
     if seen.trouble is not None and not isinstance(seen.trouble, NoBucket):
         raise GpuctlError(
             f"bucket {kept.name} was not deleted, as its users are unknown: {seen.trouble.message}",
             f"if nobody uses it: gpuctl buckets rm {kept.name} -y --force --provider {provider} --region {kept.region}",
         )
-    return seen.up
+    return (*seen.up, *(f"{folder} (down)" for folder in seen.down))
 
 
 def _used_by(bucket: Bucket, key: str) -> str:

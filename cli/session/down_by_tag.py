@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from gpuctl.cli.render.dialog import TerminalDialog
 from gpuctl.cli.render.terminal import count, out, say
+from gpuctl.cli.session.rental_plan import set_regions
+from gpuctl.cli.settings.resolve import load
 from gpuctl.cli.signals import as_interrupts
 from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError
 from gpuctl.stacks.catalog.instance_types import CLOUDS
@@ -24,7 +26,7 @@ def remove_by_tag(tag: str, provider: str | None, named: Sequence[str], *, yes: 
     Args:
         tag: a cluster's name or id.
         provider: name of the cloud; ``None``: the flag is missing, which is refused.
-        named: regions to look into, or ``all``; empty: those used from here, and the usual one.
+        named: regions to look into, or ``all``; empty: those of the setting, those used from here, and the usual one.
         yes: whether to delete without asking.
 
     Raises ``GpuctlError`` if something is left.
@@ -33,6 +35,11 @@ def remove_by_tag(tag: str, provider: str | None, named: Sequence[str], *, yes: 
         raise BadInput("--by-tag needs a cloud", f"add --provider, one of: {', '.join(CLOUDS)}")
     there = cloud(provider)
     places = regions.to_search(there.name, named)
+    if not named:
+        told = set_regions(load(only=("region",)), there.name)
+        places = tuple(dict.fromkeys([*(one.name for one in told), *places]))
+        sources = {one.name: f" ({one.source})" for one in told}
+        say(f"looking in {', '.join(name + sources.get(name, '') for name in places)}; elsewhere: --region NAME")
 
     def carries_it(one: Leftover) -> bool:
         return tag in (one.cluster, one.cluster_id)

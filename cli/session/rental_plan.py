@@ -146,7 +146,7 @@ def request_of(
         "ssh_from": flags.ssh_from,
         "ssh_key": _public_key(flags.ssh_key, before, is_needed=bool(flags.ssh_from or (before and before.ssh_from))),
         "image": flags.image,
-        "bucket": settings.bucket,
+        "bucket": _bucket(settings, before, region.name),
     }
     usual = before or StackRequest(
         cluster=settings.cluster,
@@ -187,6 +187,14 @@ def named_regions(settings: Settings, provider: CloudName, flag: str | None, *, 
     else:
         names, source = list(settings.region), setting.source.removeprefix("env ")
     return [Region(region_names.check(provider, name, new=new), source) for name in names]
+
+
+def set_regions(settings: Settings, provider: CloudName) -> list[Region]:
+    """The regions of the setting; none where it is about another cloud."""
+    try:
+        return named_regions(settings, provider, None)
+    except BadInput:
+        return []
 
 
 def _regions(
@@ -240,6 +248,21 @@ def _cheapest_of(among: Sequence[Region], name: str) -> Region:
     if len(among) == 1:
         return region
     return Region(name, f"{region.source}: the cheapest of {', '.join(one.name for one in among)}")
+
+
+def _bucket(settings: Settings, before: StackRequest | None, region: str) -> str | None:
+    """A cluster that is there stays at its bucket, with its jobs and checkpoints, unless the flag names another; a
+    name that gpuctl makes has the region in it. ``None``: as before."""
+    setting = settings.found["bucket"]
+    if before is None or setting.source == "flag":
+        return settings.bucket
+    there = before.bucket_url()
+    if settings.bucket and replace(before, bucket=settings.bucket).bucket_url() != there:
+        say(f"bucket: {shown(there)}, as before, not that of {setting.source.removeprefix('env ')}")
+    if before.bucket or region == before.region:
+        return None
+    say(f"bucket: {shown(there)} stays in {before.region}; from {region} it is slower, and the traffic is billed")
+    return there
 
 
 def _public_key(path: str | None, before: StackRequest | None, *, is_needed: bool) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,12 +17,17 @@ from gpuctl.cli.session.rental_plan import MachineFlags, as_json, backend_of, la
 from gpuctl.cli.settings.options import parse_flag
 from gpuctl.cli.settings.resolve import Settings
 from gpuctl.cli.signals import as_interrupts
-from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.errors import BadInput, StoreError
+from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.cluster.storage.error_mapping import shown, to_reopen
+from gpuctl.cluster.views import job_status
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.providers.interface import RentRequest, RentsMachines
-from gpuctl.stacks.providers.ownership import me
+from gpuctl.stacks.providers.ownership import me, place
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest, new_cluster_id
+from gpuctl.stacks.ssh import keys
+from gpuctl.stacks.state import clusters
 
 if TYPE_CHECKING:
     from gpuctl.stacks.state.clusters import KnownCluster
@@ -98,14 +104,24 @@ def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags
     backend = backend_of(settings, last)
     request = request_of(settings, provider, _from_here(machines, flags), last)
     if last is None:
-        request = replace(request, id=new_cluster_id(), owner=me())
-    terms = flags.of_nodes(settings.slots, last)
+        known = clusters.get(settings.cluster)  # of one that was attached: it goes on at its bucket
+        bucket = request.bucket or (known.bucket if known and known.provider == provider else "")
+        request = replace(request, id=new_cluster_id(), owner=me(), bucket=bucket)
     unchecked = [f"your public address ({STANDS_FOR_IT} stands for it)"] if flags.dry_run and machines.is_me else []
+    if not request.ssh_key and (request.ssh_from or provider == "azure"):
+        is_made = not flags.dry_run or keys.own().is_file()
+        unchecked += [] if is_made else [f"your SSH key (`up` makes one, {keys.own()})"]
+        request = replace(request, ssh_key=keys.make() if is_made else keys.STANDS_FOR_IT)
+    terms = flags.of_nodes(settings.slots, last)
+    if machines.ssh_key or last is None or request.ssh_key != last.request.ssh_key:
+        path = Path(machines.ssh_key) if machines.ssh_key else None
+        terms = replace(terms, identity=keys.identity(request.ssh_key, path))
     planned = with_user_data(request, node_package.build().package, terms)
     _plan(planned, flags, unchecked, _changes(last, request, terms))
     if flags.dry_run:
         return None
     install_what_is_missing(provider, yes=flags.yes)  # before the question: without it, the answer is of no use
+    _refuse_to_leave_jobs(last, request)
     _refuse_what_the_cloud_would(request)
     wait_s = 60 * (WAIT_MINUTES if wait is None else wait)
     rental = RentRequest(request, terms, backend, wait_s, flags.force)
@@ -153,6 +169,7 @@ def _changes(last: LastRequest | None, request: StackRequest, terms: NodeOptions
         "zone": (", ".join(before.zones), ", ".join(after.zones or before.zones)),
         "price": (_kind(before), _kind(after)),
         "placement": (str(before.placement), str(after.placement)),
+        "bucket": (to_reopen(before.bucket_url()), to_reopen(after.bucket_url())),
         "ssh from": (before.ssh_from or "nobody", after.ssh_from or "nobody"),
         "ssh key": (before.ssh_key, after.ssh_key),
         "disk": (f"{before.disk_gb} GB", f"{after.disk_gb} GB"),
@@ -172,6 +189,22 @@ def _nodes(request: StackRequest) -> str:
 
 def _kind(request: StackRequest) -> str:
     return "spot" if request.spot else "on demand"
+
+
+def _refuse_to_leave_jobs(last: LastRequest | None, request: StackRequest) -> None:
+    """Raises ``BadInput`` if the cluster is to be at another bucket while jobs wait at the one before."""
+    if last is None or place(last.request.bucket_url()) == place(request.bucket_url()):
+        return
+    url = last.request.bucket_url()
+    try:
+        waiting = job_status.unfinished(open_bucket(url))
+    except StoreError:  # it never came to be, or is gone
+        return
+    if waiting:
+        raise BadInput(
+            f"{', '.join(waiting)} at {shown(url)} would be out of reach",
+            "leave --bucket out, or cancel what is there first (gpuctl cancel)",
+        )
 
 
 def _refuse_what_the_cloud_would(request: StackRequest) -> None:

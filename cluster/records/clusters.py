@@ -45,3 +45,17 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     created_at: float = 0.0
     promised: Promised | None = None
     """``None``: nobody has promised anything, as on ``local``."""
+
+
+class PastCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``past.json``: whose the jobs and checkpoints are that a cluster has left. They stay, and so must this."""
+
+    name: str
+    provider: str
+    id: str = ""
+    owner: str = ""
+    region: str = ""
+    account: str = ""
+    """All as in ``ClusterSpec``."""
+    ended_at: float = 0.0
+    """Seconds since the epoch, by the clock of whoever took the cluster down."""

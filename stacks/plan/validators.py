@@ -118,7 +118,10 @@ def _no_key(draft: Draft) -> tuple[str, str] | None:
     if draft.request.provider == "azure":
         return "Azure needs an SSH key to create machines", make
     if draft.request.ssh_from:
-        return "no SSH key found: ~/.ssh has neither id_ed25519.pub nor id_rsa.pub that is usable", make
+        return (
+            "no SSH key found, and none could be made: ~/.ssh has neither id_ed25519.pub nor id_rsa.pub that is usable",
+            make,
+        )
     return None
 
 

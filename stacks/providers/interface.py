@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.clusters import ClusterSpec, PastCluster
 from gpuctl.stacks.catalog.provider_names import unknown_provider
 from gpuctl.stacks.state.clusters import KnownCluster
 
@@ -100,7 +100,7 @@ class Provider(ABC):
         """Whether ``up`` made the cluster's bucket, or would have, had it come so far."""
         return False
 
-    def attach(self, record: ClusterSpec) -> None:  # noqa: B027 - most have nothing to do
+    def attach(self, record: ClusterSpec | PastCluster) -> None:  # noqa: B027 - most have nothing to do
         """Accept a cluster that was made on another machine. Raises ``BadInput`` if its record cannot be so."""
 
 

@@ -23,6 +23,7 @@ from gpuctl.cluster.agreement.probe import probe
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.cluster.views.holders import read_record
 from gpuctl.stacks.providers import local_preemption, processes
 from gpuctl.stacks.providers.interface import CanPreempt, UpRequest, UsesMachines
 from gpuctl.stacks.providers.local_nodes import (
@@ -39,7 +40,7 @@ from gpuctl.stacks.providers.local_nodes import (
     wait_until_live,
     write_identities,
 )
-from gpuctl.stacks.providers.ownership import bucket_of, forget_nodes, read_record, settle
+from gpuctl.stacks.providers.ownership import bucket_of, forget_nodes, settle
 from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import KnownCluster
 from gpuctl.stacks.state.paths import state_dir
@@ -69,7 +70,7 @@ class LocalProvider(UsesMachines, CanPreempt):
             gpus = len(found_devices())
             if running and gpus:
                 _refuse_other_shares(bucket, request)
-            spec = settle(bucket, request, _new_spec(request.name))
+            spec = settle(bucket, request, _new_spec(request.name), say)
             kept, surplus = running[: spec.nodes_max], running[spec.nodes_max :]
             missing = spec.nodes_max - len(kept)
             folders = [folder for folder in node_dirs(request.name) if may_restart(folder)][:missing]

@@ -35,9 +35,10 @@ from gpuctl.cluster.records.codec import decode, encode
 from gpuctl.cluster.records.nodes import SshHost
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.cluster.storage.error_mapping import shown
+from gpuctl.cluster.views.holders import read_record
 from gpuctl.stacks.providers import node_package
 from gpuctl.stacks.providers.interface import Say, UpRequest, UsesMachines
-from gpuctl.stacks.providers.ownership import bucket_of, forget_nodes, place, read_record, settle
+from gpuctl.stacks.providers.ownership import bucket_of, forget_nodes, place, settle
 from gpuctl.stacks.providers.ssh_machine import MachineRefused, SshMachine
 from gpuctl.stacks.providers.ssh_progress import SetupProgress
 from gpuctl.stacks.ssh import config as ssh_config
@@ -70,7 +71,7 @@ class SshProvider(UsesMachines):
         env |= {name: os.environ[name] for name in _PIP if os.environ.get(name)}
         bucket = open_bucket(url)
         probe(bucket)
-        settle(bucket, _sized(request, bucket), _new_spec(request))
+        settle(bucket, _sized(request, bucket), _new_spec(request), say)
         cluster = clusters.find(request.name)
         made = node_package.publish(bucket)
         _drop_others(bucket, cluster, targets, say)

@@ -16,6 +16,7 @@ from gpuctl.cluster.records.clusters import ClusterSpec, Promised
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.stacks.catalog.instance_types import catalog
+from gpuctl.stacks.clouds.azure import kept_resource_group
 from gpuctl.stacks.engine.deployment import StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.providers import ownership
@@ -52,13 +53,32 @@ def kept(request: StackRequest, state: Sequence[StateResource]) -> str:
     empty if there is none. ``state``: what the stack has made already."""
     if request.bucket:
         return request.bucket
-    if any(one.type.endswith((":Bucket", ":BlobContainer")) for one in state):
-        return ""  # the stack's own
-    try:
-        open_bucket(request.bucket_url(), patience_s=0.0).get(layout.CLUSTER)
-    except (StoreError, StoreUnavailable):
-        return ""
+    if _has_bucket(state) or not _opens(request.bucket_url()):
+        return ""  # the stack's own, or none
     return request.bucket_url()
+
+
+def staying(request: StackRequest, before: StackRequest | None, engine: BucketEngine) -> StackRequest:
+    """``request`` with what else is known of the bucket that ``before`` made, where it is to stay there; with a bucket
+    of its own to make, if that one never came to be."""
+    if before is None or before.bucket or request.bucket != before.bucket_url():
+        return request
+    if _has_bucket(state_of(engine)) or _opens(request.bucket):
+        group = kept_resource_group(before) if request.provider == "azure" else ""
+        return msgspec.structs.replace(request, bucket_group=group)
+    return msgspec.structs.replace(request, bucket="")
+
+
+def _has_bucket(state: Sequence[StateResource]) -> bool:
+    return any(one.type.endswith((":Bucket", ":BlobContainer")) for one in state)
+
+
+def _opens(url: str) -> bool:
+    try:
+        open_bucket(url, patience_s=0.0).get(layout.CLUSTER)
+    except (StoreError, StoreUnavailable):
+        return False
+    return True
 
 
 def opened(
@@ -98,10 +118,10 @@ def opened(
 def agree(bucket: Bucket, asked: ClusterSpec, *, has_machines: bool) -> None:
     """The cluster's record as ``asked``, but for the secret that its nodes share already. Raises ``BadInput`` if it is
     another cluster's."""
-    ownership.meet(bucket, asked)
+    met = ownership.meet(bucket, asked)
     if not has_machines:
         # Azure numbers the machines of each scale set from 0: another's of the same name may have told of itself.
-        forget_nodes(bucket)
+        forget_nodes(bucket, of=met.id if met else asked.id)
     there = agree_on_spec(bucket, asked, {})
     if there is asked:
         return

@@ -104,8 +104,9 @@ class RentedClusters:
         request = msgspec.structs.replace(request, account=account, reader=request.reader or there.reader())
         engine = self._engine(request.cluster)
         before = last_request.find(request.cluster)
-        if before is None:
-            refuse_namesake(there.leftovers([request.region], request.cluster), request)
+        if before is None or request.id:  # of a time before identities: its own things carry none
+            refuse_namesake(there.leftovers([request.region], request.cluster), request, is_new=before is None)
+        request = cluster_bucket.staying(request, before.request if before else None, engine)
         earlier = EarlierUp(there, engine, lambda of: self._teardown(of, there), self._say)
         home, is_gone = earlier.home(before.request if before else None)
         places = self._places(request, there, home)
@@ -232,7 +233,7 @@ class RentedClusters:
         spec = cluster_bucket.spec_of(request, terms)
         made = last_request.noted(request, created_at=time.time())
         if request.bucket:  # whose it is, before anything is made, and before `down` may take it for ours
-            ownership.meet(open_bucket(made.bucket), spec)
+            ownership.meet(open_bucket(made.bucket), spec, self._say)
         last_request.remember(LastRequest(request=request, terms=terms, backend=self._backend))
         clusters.remember(made)
         outputs = self._made(request, engine, force)

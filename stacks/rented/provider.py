@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuctl.cluster.errors import CorruptRecord
-from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.clusters import ClusterSpec, PastCluster
+from gpuctl.cluster.views.holders import printable
 from gpuctl.stacks.catalog import region_names
 from gpuctl.stacks.clouds import regions
 from gpuctl.stacks.clouds.answers import KeptBucket
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.providers.interface import Dialog, RentRequest, RentsMachines
-from gpuctl.stacks.providers.ownership import printable
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest
 from gpuctl.stacks.state.clusters import KnownCluster
@@ -69,7 +69,7 @@ class CloudProvider(RentsMachines):
         last = self._last_of(cluster)
         return last is not None and last.request.is_own(cluster.bucket)
 
-    def attach(self, record: ClusterSpec) -> None:
+    def attach(self, record: ClusterSpec | PastCluster) -> None:
         """Notes the region, so that ``leaks`` looks there."""
         if record.region:
             name = region_names.check(self._cloud.name, printable(record.region), new=True)

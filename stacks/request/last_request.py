@@ -30,6 +30,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     idle_minutes: float = 15.0
     stall_minutes: float = 30.0
     """Both: see ``records.ClusterSpec``."""
+    identity: str = ""
+    """File on this machine with the private SSH key that logs in to them; empty: ssh knows by itself. In no bucket."""
 
 
 class LastRequest(msgspec.Struct, frozen=True, kw_only=True):

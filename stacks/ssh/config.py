@@ -17,10 +17,12 @@ import hashlib
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpuctl.cluster.atomic_write import write_atomic
-from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError
+from gpuctl.stacks.request import last_request
 from gpuctl.stacks.ssh import tunnels
 from gpuctl.stacks.ssh.hosts import Host, is_name
 from gpuctl.stacks.state.paths import ssh_dir
@@ -89,6 +91,7 @@ def write(cluster: str, hosts: Sequence[Host]) -> Path:
         )
     folder = ssh_dir()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    hosts = _with_identity(cluster, hosts)
     known_hosts = folder / f"{cluster}.known_hosts"
     pins = [f"{_alias(cluster, host)} {key}\n" for host in hosts for key in host.host_keys]
     _replace(known_hosts, "".join(pins))
@@ -98,6 +101,17 @@ def write(cluster: str, hosts: Sequence[Host]) -> Path:
     config = folder / f"{cluster}.config"
     _replace(config, "\n".join([*ours, *others, ""]))
     return config
+
+
+def _with_identity(cluster: str, hosts: Sequence[Host]) -> Sequence[Host]:
+    """Rented ones with the key that they were made with."""
+    try:
+        last = last_request.find(cluster)
+    except CorruptRecord:
+        last = None
+    if last is None or not last.terms.identity:
+        return hosts
+    return [replace(host, identities=host.identities or (last.terms.identity,)) for host in hosts]
 
 
 def control_path(cluster: str, host: Host) -> Path | None:

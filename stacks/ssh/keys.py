@@ -10,14 +10,18 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import subprocess
 from pathlib import Path
 
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.catalog.instance_types import CloudName
+from gpuctl.stacks.state.paths import private_folder, ssh_dir
 
 USUAL = ("id_ed25519.pub", "id_rsa.pub")
 """In ``~/.ssh``, the first that is there. A running agent is not asked: what it holds changes."""
 _SUCH_AS = "give a file such as ~/.ssh/id_ed25519.pub"
+STANDS_FOR_IT = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f gpuctl"
+"""In a plan, for the key that ``make`` would make. Nobody has its private part."""
 _KIND = re.compile(r"(?:ssh|ecdsa|sk)-[a-z0-9@.-]+")
 _TAKEN = {"aws": ("ssh-ed25519", "ssh-rsa"), "azure": ("ssh-ed25519", "ssh-rsa")}
 _AZURE_BITS = 2048
@@ -57,6 +61,33 @@ def usual() -> str:
             except BadInput:
                 continue
     return ""
+
+
+def own() -> Path:
+    """The private key that gpuctl makes for a user who has none, ``<state>/ssh/id_ed25519``."""
+    return ssh_dir() / "id_ed25519"
+
+
+def make() -> str:
+    """The public key of ``own``, which is made if it is not there; empty where nothing can make it."""
+    if not own().is_file():
+        private_folder(ssh_dir())
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "gpuctl", "-f", str(own())]
+        try:
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+    return read(own().with_suffix(".pub"))
+
+
+def identity(key: str, path: Path | None) -> str:
+    """The file with the private part of the public ``key``, where ssh would not try it by itself: beside ``path``, if
+    that was named, or gpuctl's own; empty if there is none, as with keys that an agent or a token holds."""
+    if path is not None:
+        private = path.expanduser().absolute().with_suffix("")
+        return str(private) if path.suffix == ".pub" and private.is_file() else ""
+    public = own().with_suffix(".pub")
+    return str(own()) if key and public.is_file() and read(public) == key else ""
 
 
 def refusal(provider: CloudName, key: str) -> tuple[str, str] | None:

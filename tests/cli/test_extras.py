@@ -74,6 +74,9 @@ def verbs(cloud: str) -> list[list[str]]:
         ["up", "--provider", cloud, "-y"],
         ["check", "--provider", cloud],
         ["leaks", "--provider", cloud, "--region", "nowhere"],
+        ["buckets", "ls", "--provider", cloud, "--region", "nowhere"],
+        ["buckets", "rm", "b", "-y", "--provider", cloud, "--region", "nowhere"],
+        ["down", "--by-tag", "x", "-y", "--provider", cloud, "--region", "nowhere"],
         ["offers", "--refresh", "--provider", cloud, "--region", regions.USUAL[cloud]],
         ["repair", *name],
         ["down", "-y", *name],
@@ -125,7 +128,7 @@ def needs_one_of(args: list[str], hidden: tuple[str, ...]) -> bool:
     asks = any(not name.startswith("pulumi") for name in hidden)
     if args[0] == "up":
         return declares
-    if args[0] in ("check", "leaks"):
+    if args[0] in ("check", "leaks", "buckets") or "--by-tag" in args:
         return asks
     if args[0] == "offers":
         return asks and "azure" not in hidden  # whose price list is open to all

@@ -21,8 +21,19 @@ from gpuctl.cli.app import app
 from gpuctl.cli.main import run
 from gpuctl.cli.verbs import VERBS
 from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.providers import interface
 from tests.fakes.written_cluster import WrittenCluster
 
+PANICS = """
+from gpuctl.stacks.providers.local import LocalProvider
+
+class PanicException(BaseException):
+    pass
+
+class Broken(LocalProvider):
+    def up(self, request):
+        raise PanicException("called `unwrap()`\\nin Rust")
+"""
 HEAVY = ("torch", "numpy", "pulumi", "boto3", "google.cloud", "azure", "pydantic", "matplotlib", "tensorboard")
 READ_ONLY = {
     "--help": ["--help"],
@@ -184,6 +195,19 @@ def test_debug_shows_the_traceback(written: WrittenCluster) -> None:
     done = written.run("up", "--nodes", "0", code=1)
     assert "Traceback" in done.stderr
     assert "BadInput: --nodes 0 is too few" in done.stderr
+
+
+def test_a_panic_in_a_package_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no ``Exception``."""
+    (tmp_path / "broken.py").write_text(PANICS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(interface._PROVIDERS, "local", "broken:Broken")
+    monkeypatch.chdir(tmp_path)
+    assert run(["up"]) == 1
+    said = capsys.readouterr().err
+    assert said == "error: a library of gpuctl's broke off: called `unwrap()`; report it, with what you typed\n"
 
 
 def test_without_a_cluster_the_line_says_how_to_get_one(tmp_path: Path, written: WrittenCluster) -> None:

@@ -97,9 +97,9 @@ def rm(
 def _find(
     provider: str | None, region: list[str] | None, all_regions: bool, cluster: str | None
 ) -> tuple[list[RegionSet], list[tuple[CloudName, KeptBucket]]]:
-    settings = load({"cluster": cluster, "provider": provider}, only=("cluster", "provider"))
+    settings = load({"cluster": cluster, "provider": provider}, only=("cluster", "provider", "region"))
     named = ["all"] if all_regions else region or []
-    places = [places_of(name, named, cluster) for name in clouds_to_ask(settings, cluster)]
+    places = [places_of(name, named, cluster, settings) for name in clouds_to_ask(settings, cluster)]
     found = [(one.provider, kept) for one in places for kept in cloud(one.provider).kept_buckets(one.regions, cluster)]
     return places, found
 

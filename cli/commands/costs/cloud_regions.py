@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuctl.cli.render.terminal import say
+from gpuctl.cli.session.rental_plan import set_regions
 from gpuctl.cli.settings.resolve import Settings
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.catalog.instance_types import CLOUDS, CloudName, cloud_named
@@ -46,14 +47,14 @@ def clouds_to_ask(settings: Settings, cluster: str | None) -> list[CloudName]:
     return used
 
 
-def places_of(provider: CloudName, named: Sequence[str], cluster: str | None) -> RegionSet:
-    """``named``: by flags, or ``all``; else where the cluster is, and wherever this user was."""
+def places_of(provider: CloudName, named: Sequence[str], cluster: str | None, settings: Settings) -> RegionSet:
+    """``named``: by flags, or ``all``; else where the cluster is, ``up`` would rent, and this user was."""
     if named:
         chosen = tuple(dict.fromkeys(named))
         return RegionSet(provider, chosen, {} if "all" in chosen else dict.fromkeys(chosen, "--region"))
     why = dict.fromkeys(regions.used(provider), "used before")
-    usual = regions.choose(provider)
-    why[usual.name] = f"{why[usual.name]}, {usual.source}" if usual.name in why else usual.source
+    for one in (*set_regions(settings, provider), regions.choose(provider)):
+        why[one.name] = f"{why[one.name]}, {one.source}" if one.name in why else one.source
     for there in [last_request.recalled(cluster)] if cluster else clusters.known_clusters():
         if there and there.provider == provider and there.region:
             why[there.region] = f"cluster {there.name} is there"

@@ -40,8 +40,8 @@ def verb(
     """
     as_json = wants_json(output)
     named = ["all"] if all_regions else region or []
-    settings = load({"cluster": cluster, "provider": provider}, only=("cluster", "provider"))
-    searched = [places_of(name, named, cluster) for name in clouds_to_ask(settings, cluster)]
+    settings = load({"cluster": cluster, "provider": provider}, only=("cluster", "provider", "region"))
+    searched = [places_of(name, named, cluster, settings) for name in clouds_to_ask(settings, cluster)]
     scans = [(places, cloud(places.provider).leftovers(places.regions, cluster)) for places in searched]
     found = [one for _, scan in scans for one in scan.found]
     usd = sum(scan.usd_per_hour for _, scan in scans)

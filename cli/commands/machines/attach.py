@@ -13,12 +13,13 @@ from gpuctl.cli.settings.options import parse_flag
 from gpuctl.cli.settings.resolve import cluster_name
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.nodes import SshHost
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.cluster.storage.error_mapping import shown
 from gpuctl.cluster.storage.record_io import read_folder
+from gpuctl.cluster.views.holders import described, live_nodes, printable, read_past, read_record
 from gpuctl.stacks.providers.interface import provider
-from gpuctl.stacks.providers.ownership import described, live_nodes, printable, read_record
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import KnownCluster
@@ -31,9 +32,11 @@ def verb(
 
     From then on its name is known here: jobs, logs, checkpoints and logins work as where it was made. Changing its
     size takes Pulumi's state, which is there, or where --backend put it; `gpuctl down` works from here too.
+
+    A cluster that is down can be attached too: the next `gpuctl up` here goes on with its jobs and checkpoints.
     """
     store = open_bucket(bucket)
-    record = read_record(store)
+    record = read_record(store) or read_past(store)
     if record is None:
         raise BadInput(
             f"no cluster found at {shown(bucket)}", "give the URL with the cluster's prefix: s3://bucket/NAME"
@@ -52,14 +55,15 @@ def verb(
             provider=record.provider,
             bucket=store.url,
             hosts=_hosts(store),
-            created_at=record.created_at or time.time(),
+            created_at=(record.created_at if isinstance(record, ClusterSpec) else 0.0) or time.time(),
             id=record.id,
             region=record.region,
             account=record.account,
         )
     )
     out(f"attached to {described(record, live_nodes(store))} ({record.provider})")
-    say(f"next: gpuctl status --cluster {record.name}")
+    is_up = isinstance(record, ClusterSpec)
+    say(f"next: gpuctl {'status' if is_up else 'up'} --cluster {record.name}")
 
 
 def _hosts(store: Bucket) -> tuple[str, ...]:

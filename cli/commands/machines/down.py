@@ -20,9 +20,10 @@ from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.cluster.storage.error_mapping import shown
 from gpuctl.cluster.views import job_status, status
+from gpuctl.cluster.views.holders import described, live_nodes, read_past, read_record
 from gpuctl.stacks.catalog.instance_types import CLOUDS
 from gpuctl.stacks.providers.interface import provider as provider_named
-from gpuctl.stacks.providers.ownership import described, live_nodes, read_record
+from gpuctl.stacks.providers.ownership import is_me
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import KnownCluster
@@ -137,10 +138,13 @@ def _stranger(there: KnownCluster, store: Bucket | None) -> str:
         return ""
     try:
         record = read_record(store)
+        past = None if record else read_past(store)
     except CorruptRecord:
         return "a record that cannot be read"
     except GpuctlError:  # not to be had: what is missing keeps nothing from going
         return ""
+    if past is not None and past.id != there.id and not is_me(past.owner):
+        return described(past)
     if record is None or (record.id, record.name) == (there.id, there.name):
         return ""
     try:

@@ -9,9 +9,10 @@ from gpuctl.cli.render.terminal import count, out, say, size
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.storage.bucket import Bucket
 from gpuctl.cluster.storage.error_mapping import shown, to_reopen
+from gpuctl.cluster.views.holders import holders_below, printable
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.providers.interface import Provider, RentsMachines
-from gpuctl.stacks.providers.ownership import clusters_below
+from gpuctl.stacks.providers.ownership import is_me
 from gpuctl.stacks.state.clusters import KnownCluster
 
 
@@ -31,6 +32,12 @@ def delete_checkpoints_of(provider: Provider, there: KnownCluster, store: Bucket
             # One that an earlier life of this cluster made has that one's identity, and this one's name.
             if not _is_same(bucket.url, there.bucket) or not (is_own or bucket.cluster_id in ("", there.id)):
                 continue
+            if bucket.cluster_id not in ("", there.id) and bucket.owner and not is_me(bucket.owner):
+                raise GpuctlError(
+                    f"the checkpoints were not deleted: {printable(bucket.owner)} made the bucket {bucket.name}",
+                    f"once nobody needs it: gpuctl buckets rm {bucket.name} --provider {provider.name}"
+                    f" --region {bucket.region}",
+                )
             if others := used_by(cloud(provider.name).name, bucket):
                 say(f"bucket {bucket.name} is kept: it is used by {' and '.join(others)}")
                 break
@@ -46,9 +53,10 @@ def delete_checkpoints_of(provider: Provider, there: KnownCluster, store: Bucket
             raise
         out(f"no checkpoints to delete: there is no bucket of {there.name} on {there.provider} ({error.message})")
         return
-    if below := clusters_below(entry.key for entry in entries):
+    if below := holders_below(store, entries):
+        theirs = ", ".join(map(printable, sorted(below)))
         raise GpuctlError(
-            f"the checkpoints were not deleted: {shown(store.url)} also holds {', '.join(below)}",
+            f"the checkpoints were not deleted: {shown(store.url)} also holds {theirs}",
             f"delete them job by job: gpuctl ckpt rm all --job JOB --bucket {shlex.quote(to_reopen(store.url))}",
         )
     store.delete([entry.key for entry in entries])

@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuctl.cli.session.rental_plan import MachineFlags, request_of
+from gpuctl.cli.settings.resolve import load
+from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
+from gpuctl.stacks.request.stack_request import StackRequest
+
 _OF_A_USER = ("GPUCTL_", "AWS_", "PULUMI_", "CLOUDSDK_", "GOOGLE_", "AZURE_")
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f ada@here\n"
 
@@ -63,6 +68,28 @@ def test_the_plan_shows_resources_price_and_what_was_not_checked(
     assert {one["type"] for one in told["resources"]} >= {token}
     assert told["request"]["type"] == machine
     assert not (home / "state").exists(), "nothing was made, and nothing is remembered"
+
+
+def test_a_cluster_stays_at_its_bucket_in_another_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name of the one that gpuctl makes has the region in it."""
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "gpuctl.yaml").write_text("bucket: s3://of-another-project/runs\n")
+    monkeypatch.chdir(tmp_path)
+    before = StackRequest(
+        cluster="default", provider="aws", type="g5.xlarge", nodes_min=1, nodes_max=1, region="us-east-1"
+    )
+    last = LastRequest(request=before, terms=NodeOptions())
+
+    def url(*flags: str, region: str) -> str:
+        settings = load({"provider": "aws"} | dict(zip(flags[::2], flags[1::2], strict=True)))
+        return request_of(settings, "aws", MachineFlags(region=region), last).bucket_url()
+
+    assert url(region="us-east-1") == url(region="us-west-2") == before.bucket_url()
+    said = capsys.readouterr().err
+    assert "stays in us-east-1; from us-west-2 it is slower" in said and "not that of gpuctl.yaml:1" in said
+    assert url("bucket", "s3://mine/x", region="us-east-1") == "s3://mine/x?region=us-east-1"
 
 
 @pytest.mark.slow
@@ -147,11 +174,6 @@ def test_bad_input_is_one_line(home: Path, args: list[str], said: str) -> None:
             ["--provider", "aws", "--type", "g5.xlarge", "--image", "ubuntu:22.04"],
             "for example ami-0123456789abcdef0; a container image is for gpuctl train --image",
         ),
-        (["--provider", "azure", "--gpu", "A100"], "make one with `ssh-keygen -t ed25519`"),
-        (
-            ["--provider", "aws", "--type", "g5.xlarge", "--ssh-from", "203.0.113.7"],
-            "make one with `ssh-keygen -t ed25519`, or give a public key with --ssh-key",
-        ),
     ],
 )
 def test_a_problem_is_told_once_with_what_to_do(home: Path, args: list[str], hint: str) -> None:
@@ -167,8 +189,8 @@ def test_who_may_log_in_has_a_key_to_do_so(home: Path) -> None:
     asked = ["--provider", "aws", "--type", "g5.xlarge"]
     assert "no key to log in with" not in run(home, *asked).stderr
     asked += ["--ssh-from", "203.0.113.7"]
-    said = run(home, *asked, code=2).stderr
-    assert "error: no SSH key found: ~/.ssh has neither id_ed25519.pub nor id_rsa.pub" in said
+    assert f"your SSH key (`up` makes one, {home}/state/ssh/id_ed25519)" in run(home, *asked).stderr
+    assert not (home / "state").exists(), "a plan makes none"
     ssh = home / ".ssh"
     ssh.mkdir()
     (ssh / "id_ed25519.pub").write_text("half a k")

@@ -65,7 +65,7 @@ def test_what_was_there_is_known_when_the_cluster_is_gone(store: Bucket) -> None
         _boots(store, node, at=at)
         _beats(store, node)
     before = usage.read(store)
-    forget_nodes(store)
+    forget_nodes(store, of="")
     assert not store.list(layout.BOOT) and not store.list(layout.NODES)
     after = usage.read(store)
     assert [usage.node for usage in after] == ["a", "b"]
@@ -84,5 +84,5 @@ def test_machines_that_were_there_before_cost_nothing(store: Bucket) -> None:
     store.put(layout.boot_report("mine"), encode(BootReport(node="mine", state="ready")))
     _beats(store, "mine")
     usage.note_end(store, "mine", 5.0)
-    forget_nodes(store)
+    forget_nodes(store, of="")
     assert usage.read(store) == []

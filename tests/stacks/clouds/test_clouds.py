@@ -38,10 +38,11 @@ def test_every_resource_whose_type_takes_tags_carries_the_clusters(provider: Clo
 
 
 @pytest.mark.parametrize("provider", CLOUDS)
-def test_all_four_tags_are_told(provider: CloudName) -> None:
-    keys = {key for resource in planned(asked(provider)).resources for key in _tags(resource)}
+def test_all_five_tags_are_told(provider: CloudName) -> None:
+    keys = {key for resource in planned(asked(provider, id="0a1b2c3d4e")).resources for key in _tags(resource)}
     assert {key.replace("-", ":") for key in keys} >= {
         "gpuctl:cluster",
+        "gpuctl:id",
         "gpuctl:version",
         "gpuctl:owner",
         "gpuctl:created",

@@ -385,6 +385,18 @@ def test_neither_keys_nor_their_order_make_another_bucket() -> None:
     assert first not in {place(url) for url in others}
 
 
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        ("az://box/p?account_name=a", "az://box/p?AZURE_STORAGE_ACCOUNT_NAME=a", "az://box/p?account_name=b"),
+        ("s3://b/p?endpoint=http://x:1", "s3://b/p?aws_endpoint_url=http://x:1/", "s3://b/p?endpoint=http://x:2"),
+        ("gs://b/p?base_url=http://x:1", "gs://b/p?google_base_url=http://x:1", "gs://b/p"),
+    ],
+)
+def test_an_account_or_an_endpoint_makes_another_bucket(one: str, same: str, other: str) -> None:
+    assert place(one) == place(same) != place(other)
+
+
 def test_a_machine_of_a_namesake_is_named_as_left(user: User, file_url: str) -> None:
     machine = StandIn(user, file_url)
     machine.up(file_url)

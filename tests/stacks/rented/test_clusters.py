@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import stat
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import StoreError
 from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.jobs.queue import JobRequest
 from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.codec import decode
 from gpuctl.cluster.storage.bucket import open_bucket
@@ -28,7 +30,7 @@ from gpuctl.stacks.request.stack_request import StackRequest
 from tests.fakes.aws.user import TYPE, Account
 from tests.fakes.requests import asked
 from tests.fakes.user import User
-from tests.stacks.rented import interruptions
+from tests.stacks.rented import interruptions, two_users
 from tests.waiting import until
 
 
@@ -57,7 +59,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     done = account.run("down", "-y")
     assert done.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
     assert account.run("leaks", "--provider", "aws").stdout == ""
-    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
+    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part", "past.json"]
     assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
 
 
@@ -417,3 +419,47 @@ def test_the_largest_machines_come_with_all_that_they_need_and_go_with_it(accoun
     }
     account.run("down", "-y")
     assert account.run("leaks", "--provider", "aws").stdout == ""
+
+
+@pytest.mark.slow
+def test_a_second_user_changes_nothing_of_what_the_first_has_left(account: Account) -> None:
+    two_users.a_second_user_changes_nothing(account)
+
+
+@pytest.mark.slow
+def test_in_another_region_it_goes_on_with_its_jobs_and_checkpoints(account: Account) -> None:
+    account.boot_machines()
+    account.without.append("us-east-1a")
+    account.up("--wait", "0.01", "--zone", "us-east-1a", code=1, nodes="1")
+    url, bucket = account.known().bucket, account.bucket()
+    bucket.put("jobs/a-1/checkpoints/part", b"weights")
+    job = queue.submit(bucket, account.spec(), JobRequest(script="train.py")).job
+    refused = account.up("--bucket", "s3://other/place", code=2).stderr.splitlines()[-1]
+    assert f"{job} at s3://" in refused and "would be out of reach; leave --bucket out" in refused
+    account.groups = boto3.client("autoscaling", region_name="us-west-2")
+    done = account.up("--region", "us-west-2", nodes="1")
+    assert f"bucket: {url.partition('?')[0]} stays in us-east-1" in done.stderr
+    assert account.known().bucket == url and account.known().region == "us-west-2"
+    assert bucket.get("jobs/a-1/checkpoints/part") == b"weights" and account.spec().region == "us-west-2"
+    account.run("down", "-y")
+
+
+@pytest.mark.slow
+def test_a_stale_note_makes_nothing_beside_a_namesake(account: Account) -> None:
+    two_users.a_stale_note_makes_nothing_beside_a_namesake(account)
+
+
+@pytest.mark.slow
+def test_who_has_no_key_gets_one_that_ssh_is_told_of(account: Account) -> None:
+    account.boot_machines()
+    (account.folder / ".ssh" / "id_ed25519.pub").unlink()
+    account.up("--ssh-from", "203.0.113.7/32", nodes="1")
+    own = account.folder / "state" / "ssh" / "id_ed25519"
+    key = own.with_suffix(".pub").read_text().strip()
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600 and account.last_up()["ssh_key"] == key
+    assert f'IdentityFile "{own}"' in (own.parent / f"{account.cluster}.conf").read_text()
+    account.up(nodes="1:2")
+    assert account.last_up()["ssh_key"] == key == account.declared("KeyPair")["publicKey"]
+    assert f'IdentityFile "{own}"' in (own.parent / f"{account.cluster}.conf").read_text()
+    account.run("down", "-y")
+    assert own.is_file()

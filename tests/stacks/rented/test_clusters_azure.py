@@ -23,7 +23,7 @@ from tests.fakes.azure.api import SUBSCRIPTION, Api, recorded
 from tests.fakes.azure.cloud import NO_ROOM, NOT_HEARD_OF, Subscription
 from tests.fakes.stores import azurite
 from tests.fakes.user import User
-from tests.stacks.rented import interruptions
+from tests.stacks.rented import interruptions, two_users
 
 TYPE = "Standard_ND96asr_v4"
 EAST = "eastus"
@@ -153,7 +153,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     for flags, looked in (([], f"{EAST} (used before, last used)"), (["--all-regions"], "all regions")):
         done = account.run("leaks", "--provider", "azure", *flags)
         assert (done.stdout, done.stderr) == ("", f"looked in azure: {looked}\nnothing is left\n")
-    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
+    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part", "past.json"]
     assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
 
 
@@ -256,9 +256,9 @@ def test_a_region_without_machines_says_why_and_another_one_may_have_them(accoun
         "(remaining: 1 identity, 1 resource group, 1 role and 5 more, $0.00/h)"
     )
     assert account.size() == 0, "a machine may come, though nobody waits for it"
-    account.go_to("westeurope")
+    url = account.known().bucket
     said = account.up("--region", "westeurope").stderr
-    assert "eastus is cleaned up" in said
+    assert "eastus is cleaned up" in said and account.known().bucket == url
     assert account.there.scale_set(account.cluster)["location"] == "westeurope"
     account.run("down", "-y")
     assert account.run("leaks", "--provider", "azure").stdout == ""
@@ -333,3 +333,13 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     hint = "run `gpuctl down` first, or choose another name with --cluster"
     assert refused == f"error: {account.cluster} has machines on demand, not as spot; {hint}"
     assert len(account.machines()) == 3
+
+
+@pytest.mark.slow
+def test_a_second_user_changes_nothing_of_what_the_first_has_left(account: Account) -> None:
+    two_users.a_second_user_changes_nothing(account)
+
+
+@pytest.mark.slow
+def test_a_stale_note_makes_nothing_beside_a_namesake(account: Account) -> None:
+    two_users.a_stale_note_makes_nothing_beside_a_namesake(account)

@@ -21,7 +21,7 @@ from tests.fakes.gcp.api import PROJECT, URL, Asked, Google, refusal
 from tests.fakes.gcp.buckets import Stored
 from tests.fakes.gcp.held import OF_ALL, Held
 from tests.fakes.user import User
-from tests.stacks.rented import interruptions
+from tests.stacks.rented import interruptions, two_users
 
 TYPE = "a2-highgpu-1g"
 REGION, FIRST, SECOND = "us-central1", "us-central1-a", "us-central1-b"
@@ -94,7 +94,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
         assert (done.stdout, done.stderr) == ("", f"looked in gcp: {looked}\nnothing is left\n")
     assert [one for one in owner.held.things.values() if not one.get("deleted")] == []
     assert owner.held.policy["bindings"] == []
-    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
+    assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part", "past.json"]
     assert owner.run("status", code=2).stderr.startswith(f"error: no cluster named '{owner.cluster}'")
 
 
@@ -233,3 +233,13 @@ def test_what_is_not_said_again_stays_as_it_was(owner: Owner) -> None:
     hint = "run `gpuctl down` first, or choose another name with --cluster"
     assert refused == f"error: {owner.cluster} has machines in zone {SECOND}, not {FIRST}; {hint}"
     assert len(owner.machines()) == 3
+
+
+@pytest.mark.slow
+def test_a_second_user_changes_nothing_of_what_the_first_has_left(owner: Owner) -> None:
+    two_users.a_second_user_changes_nothing(owner)
+
+
+@pytest.mark.slow
+def test_a_stale_note_makes_nothing_beside_a_namesake(owner: Owner) -> None:
+    two_users.a_stale_note_makes_nothing_beside_a_namesake(owner)

@@ -87,7 +87,7 @@ def test_a_prefix_below_another_clusters_is_refused_with_one_beside_it(rented: A
     below = f"{shared(rented)}/deeper/still"
     rented.cluster = f"{first}-b"
     line = rented.up("--bucket", below, code=2).stderr.splitlines()[-1]
-    assert re.search(rf"{below}\S* is below {shared(rented)}\S*, which is cluster '{first}'", line)
+    assert re.search(rf"{below}\S* is below {shared(rented)}\S*, which has cluster '{first}'", line)
     assert f"such as s3://team-{first}/{rented.cluster}" in line
     line = rented.up("--bucket", shared(rented), code=2).stderr.splitlines()[-1]
     assert f"such as s3://team-{first}/{rented.cluster}" in line

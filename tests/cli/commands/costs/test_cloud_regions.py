@@ -87,6 +87,21 @@ def test_leaks_of_a_known_cluster_looks_where_it_is(cluster: str, monkeypatch: p
     assert f"{AWAY} (where the cluster is)" in done.stderr or f"{AWAY} (cluster {cluster} is there)" in done.stderr
 
 
+def test_the_region_of_the_settings_is_looked_into(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``up`` rents there, on whichever machine."""
+    left, name = network(cluster, AWAY), kept(cluster, AWAY)
+    monkeypatch.setenv("GPUCTL_REGION", AWAY)
+    where = ("--provider", "aws")
+    done = run("leaks", "--cluster", cluster, *where)
+    assert left in done.stdout and f"{AWAY} (GPUCTL_REGION)" in done.stderr
+    assert name in run("buckets", "ls", "--cluster", cluster, *where).stdout
+    done = run("down", "--by-tag", cluster, "-y", *where)
+    assert f"looking in {AWAY} (GPUCTL_REGION), {HOME}; elsewhere: --region NAME" in done.stderr
+    assert f"deleted VPC {left} in {AWAY}" in done.stderr
+    monkeypatch.setenv("GPUCTL_REGION", "us-central1")
+    assert "us-central1" not in run("leaks", "--cluster", cluster, *where).stderr, "it is of another cloud"
+
+
 def test_leaks_names_where_it_looked_and_why(cluster: str) -> None:
     regions.note_used("aws", AWAY)
     regions.note_used("aws", HOME)

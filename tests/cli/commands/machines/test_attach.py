@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuctl.cluster import layout
+from gpuctl.cluster.records.clusters import PastCluster
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.records.nodes import SshHost
 from tests.fakes.written_cluster import WrittenCluster
@@ -26,6 +27,19 @@ def test_up_goes_on_with_the_machines_that_the_other_one_named(tmp_path: Path, f
     assert known["hosts"] == ["127.0.0.1:1"]
     said = lab.run("up", "-c", "lab", code=1).stderr.splitlines()  # nothing listens there
     assert said[-1].startswith("error: 1 of 1 machines did not become nodes: ")
+
+
+def test_what_a_cluster_that_is_down_has_left_is_attached_with_its_identity(tmp_path: Path, file_url: str) -> None:
+    lab = WrittenCluster(tmp_path, file_url, name="lab")
+    past = PastCluster(name="lab", provider="local", id="1" * 10, owner="kim@lab", ended_at=1_700_000_000.0)
+    lab.store.delete([layout.CLUSTER])
+    lab.store.put(layout.PAST, encode(past))
+    lab.env |= {"GPUCTL_STATE_DIR": str(tmp_path / "elsewhere"), "HOME": str(tmp_path)}
+    done = lab.run("attach", lab.url)
+    assert "cluster 'lab' of kim@lab, down since 2023-11-14 22:13 UTC" in done.stdout
+    assert done.stderr.splitlines()[-1] == "next: gpuctl up --cluster lab"
+    known = json.loads((tmp_path / "elsewhere" / "clusters" / "lab.json").read_text())
+    assert (known["id"], known["bucket"]) == (past.id, lab.url)
 
 
 def test_without_ssh_it_is_said_what_to_install_and_nothing_is_made(tmp_path: Path, file_url: str) -> None:
