@@ -78,6 +78,7 @@ class Teardown:
         self._say = say
         self._pause = pause
         self._now = now
+        self._regions = [request.region]
 
     def all(self, *, force: bool = False) -> Scan:
         """Everything but the bucket. Returns the last scan: what is left, and what could not be looked at.
@@ -85,6 +86,7 @@ class Teardown:
         Raises ``StackFailed`` if it was interrupted or somebody else is at work on the stack, ``GpuctlError`` if the
         cloud cannot be asked.
         """
+        self._try(self._add_regions)
         failed = self._by_state(force)
         scan = self._by_tag()
         if failed is not None and failed.kind is not FailureKind.NO_STACK:
@@ -97,7 +99,7 @@ class Teardown:
 
     def scan(self) -> Scan:
         """Scan for what has the cluster's name, whosever it is."""
-        return self._there.leftovers([self._request.region], self._request.cluster)
+        return self._there.leftovers(self._regions, self._request.cluster)
 
     def mine(self, scan: Scan) -> list[Leftover]:
         """The resources of this cluster, and of no other of its name: one that older versions made, without an
@@ -114,6 +116,11 @@ class Teardown:
         if strays:
             self._there.remove(strays, self._say)
         self._state.forget_unknown()
+
+    def _add_regions(self) -> None:
+        """Those of the state, if it can be read: an ``up`` may have been asked for elsewhere since."""
+        found = {one.region for one in self._state.resources()} - {"", self._request.region}
+        self._regions += sorted(found)
 
     def _by_state(self, force: bool) -> StackFailed | None:
         """``None``: done, as far as the state knows."""

@@ -361,6 +361,20 @@ def test_up_that_broke_off_at_its_group_goes_on(account: Account, way: Callable[
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # all regions, on a server that is not AWS
+def test_up_in_another_region_leaves_nothing_of_the_one_that_broke_off(account: Account) -> None:
+    account.up_flags = ["--provider", "aws", "--type", "p4d.24xlarge"]
+    account.boot_machines()
+    interruptions.killed(account, f"create aws:ec2/natGateway:NatGateway {account.cluster}-nat")
+    account.obstacles.forget()
+    account.groups = boto3.client("autoscaling", region_name="us-west-2")
+    account.up("--region", "us-west-2")
+    assert len(account.machines()) == 2
+    account.run("down", "-y")
+    assert account.run("leaks", "--provider", "aws", "--all-regions").stdout == ""
+
+
+@pytest.mark.slow
 def test_a_policy_that_no_state_knows_keeps_no_role(account: Account) -> None:
     account.boot_machines()
     interruptions.killed(account, f"create aws:iam/rolePolicy:RolePolicy {account.cluster}")

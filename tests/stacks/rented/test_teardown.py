@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+from msgspec.structs import replace
 
+from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.clouds.answers import Leftover, Scan
 from gpuctl.stacks.clouds.interface import Cloud
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
+from gpuctl.stacks.rented.earlier_up import EarlierUp
 from gpuctl.stacks.rented.teardown import Teardown
+from gpuctl.stacks.request import last_request
+from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest
 
 NETWORK = Leftover(cluster="demo", kind="network", id="gpuctl-demo", region="", cluster_id="the-one")
@@ -34,6 +42,7 @@ class Account(Cloud):
 
     def __init__(self, *there: Leftover) -> None:
         self.there = list(there)
+        self.unseen: tuple[str, ...] = ()
 
     def program(self, *_: object) -> Mapping[str, object]:
         raise NotImplementedError
@@ -43,7 +52,8 @@ class Account(Cloud):
 
     def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
         assert cluster == REQUEST.cluster
-        return Scan(regions=tuple(regions), found=tuple(self.there))
+        found = tuple(one for one in self.there if one.region in ("", *regions))
+        return Scan(regions=tuple(regions), found=found, unseen=self.unseen)
 
     def remove(self, leftovers: Sequence[Leftover], say: Callable[[str], None]) -> None:
         for one in leftovers:
@@ -68,7 +78,9 @@ class State:
         self._account.there.append(SUBNET)
 
     def resources(self) -> tuple[StateResource, ...]:
-        known = StateResource("gcp:compute/network:Network", "demo", id="projects/p/global/networks/gpuctl-demo")
+        known = StateResource(
+            "gcp:compute/network:Network", "demo", id="projects/p/global/networks/gpuctl-demo", region=REQUEST.region
+        )
         return (known,) if NETWORK in self._account.there else ()
 
     def destroy(self, **_: bool) -> None:
@@ -78,6 +90,12 @@ class State:
 
     def refresh(self, **_: bool) -> None:
         raise NotImplementedError
+
+    def up(self, *_: object, **__: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def outputs(self) -> dict[str, Any]:
+        raise KeyError("zones")
 
     def forget(self) -> None:
         raise NotImplementedError
@@ -93,3 +111,48 @@ def test_resource_that_shows_late_is_removed_before_the_next_try() -> None:
     assert (left.found, account.there) == ((), [])
     assert waited == [10.0], "not the five minutes of all tries"
     assert "deleted subnetwork gpuctl-demo-nodes" in said
+
+
+def test_region_that_the_state_knows_is_looked_into_too() -> None:
+    account = Account(NETWORK)
+    elsewhere = replace(REQUEST, region="europe-west4")
+    left = Teardown(elsewhere, account, State(account), lambda _: None, pause=lambda _: None, now=lambda: 0.0).all()
+    assert (left.found, account.there) == ((), [])
+    assert left.regions == ("europe-west4", "us-central1")
+
+
+class Ignorant(State):
+    """Knows that something was being made, and of nothing that is there."""
+
+    def resources(self) -> tuple[StateResource, ...]:
+        return ()
+
+    def forget_unknown(self, **_: bool) -> None: ...
+    def destroy(self, **_: bool) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("there", "unseen", "raised"),
+    [((SUBNET,), (), ""), ((), ("instances in us-central1: denied",), "could not check instances")],
+    ids=["seen", "not to be seen"],
+)
+def test_up_elsewhere_first_removes_what_an_interrupted_one_left_where_it_was(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[Leftover, ...],
+    unseen: tuple[str, ...],
+    raised: str,
+) -> None:
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path))
+    last_request.remember(LastRequest(request=REQUEST, terms=NodeOptions()))
+    account = Account(*there)
+    account.unseen = unseen
+    state = Ignorant(account)
+
+    def teardown(request: StackRequest) -> Teardown:
+        return Teardown(request, account, state, lambda _: None, pause=lambda _: None, now=lambda: 0.0)
+
+    earlier = EarlierUp(account, state, teardown, lambda _: None)
+    with pytest.raises(GpuctlError, match=raised) if raised else nullcontext():
+        earlier.settle(replace(REQUEST, region="europe-west4"), None, force=False)
+    assert account.there == []
