@@ -39,6 +39,7 @@ from gpuctl.stacks.engine.events import EventListener, OnProgress
 from gpuctl.stacks.engine.pulumi_install import found_cli
 from gpuctl.stacks.engine.pulumi_process import STACK, OwnSession, orphaned_plugins
 from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.state.clusters import command
 from gpuctl.stacks.state.paths import private_folder, state_dir
 
 _PROJECT = "gpuctl"
@@ -176,7 +177,9 @@ class Engine:
         except StackNotFoundError as error:
             where = self._backend or "this machine"
             raise StackFailed(
-                FailureKind.NO_STACK, f"there is no stack of {self._cluster} on {where}", "create one with `gpuctl up`"
+                FailureKind.NO_STACK,
+                f"there is no stack of {self._cluster} on {where}",
+                f"create one with `{command('up', self._cluster)}`",
             ) from error
         except CommandError as error:
             raise failure(self._cluster, _written(error), ()) from error

@@ -16,6 +16,7 @@ from enum import StrEnum
 import psutil
 
 from gpuctl.cluster.errors import INTERRUPTED, GpuctlError
+from gpuctl.stacks.state.clusters import command
 
 
 class FailureKind(StrEnum):
@@ -157,7 +158,7 @@ def failure(cluster: str, written: str, refusals: Sequence[ResourceFailure], lef
     """
     if found := _lock(cluster, written) or _plugin(written, refusals):
         return found
-    next_step = _next_step(left)
+    next_step = _next_step(cluster, left)
     if _CANCELLED.search(written):
         return cancelled(cluster, left)
     if not refusals and _UNREADABLE.search(written):
@@ -171,7 +172,9 @@ def failure(cluster: str, written: str, refusals: Sequence[ResourceFailure], lef
 
 def cancelled(cluster: str, left: Sequence[str]) -> StackFailed:
     """The error for an operation cancelled by the user."""
-    return StackFailed(FailureKind.CANCELLED, f"the update of {cluster} was interrupted", _next_step(left), left)
+    return StackFailed(
+        FailureKind.CANCELLED, f"the update of {cluster} was interrupted", _next_step(cluster, left), left
+    )
 
 
 def unreadable(cluster: str, why: str) -> StackFailed:
@@ -179,7 +182,8 @@ def unreadable(cluster: str, why: str) -> StackFailed:
     return StackFailed(
         FailureKind.UNREADABLE,
         f"Pulumi's state of {cluster} cannot be read: {why}",
-        "if it is shared, set PULUMI_CONFIG_PASSPHRASE as it was; else `gpuctl down` removes the cluster by its tags",
+        "if it is shared, set PULUMI_CONFIG_PASSPHRASE as it was; else"
+        f" `{command('down', cluster)}` removes the cluster by its tags",
     )
 
 
@@ -212,11 +216,12 @@ def _plugin(written: str, refusals: Sequence[ResourceFailure]) -> StackFailed | 
     return None
 
 
-def _next_step(left: Sequence[str]) -> str:
+def _next_step(cluster: str, left: Sequence[str]) -> str:
+    down = command("down", cluster)
     if not left:
-        return "repeat it, or `gpuctl down` to make sure that nothing is left"
+        return f"repeat it, or `{down}` to make sure that nothing is left"
     things = "resource is" if len(left) == 1 else "resources are"
-    return f"{len(left)} {things} there: repeat it to go on from them, or `gpuctl down` to remove them"
+    return f"{len(left)} {things} there: repeat it to go on from them, or `{down}` to remove them"
 
 
 def _last_error(written: str) -> str:

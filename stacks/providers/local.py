@@ -86,7 +86,8 @@ class LocalProvider(UsesMachines, CanPreempt):
         if surplus:
             say(f"{node_count(len(surplus))} ended: {', '.join(folder.name for folder in surplus)}")
         if left:
-            raise GpuctlError(f"{len(left)} of their processes still run", "run `gpuctl up` again")
+            up = clusters.command("up", request.name)
+            raise GpuctlError(f"{len(left)} of their processes still run", f"run `{up}` again")
         return clusters.find(request.name)
 
     def down(self, cluster: KnownCluster, *, force: bool = False) -> list[str]:  # noqa: ARG002
@@ -143,7 +144,7 @@ def _refuse_other_shares(bucket: Bucket, request: UpRequest) -> None:
     if there and request.nodes_max is not None and request.nodes_max != there.nodes_max:
         raise BadInput(
             f"the nodes of {there.name!r} share this machine's GPUs, in {there.nodes_max} parts",
-            "run `gpuctl down` first, which keeps the checkpoints",
+            f"run `{clusters.command('down', there.name)}` first, which keeps the checkpoints",
         )
 
 

@@ -40,7 +40,7 @@ from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.ssh import config
 from gpuctl.stacks.ssh.hosts import read_hosts
 from gpuctl.stacks.state import clusters
-from gpuctl.stacks.state.clusters import KnownCluster
+from gpuctl.stacks.state.clusters import KnownCluster, command
 
 _NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _EVENTUALLY_S = (5.0, 10.0, 20.0, 40.0, 60.0)
@@ -117,7 +117,7 @@ class RentedClusters:
             return self._up(request, terms, earlier, places, home, wait_s=wait_s, force=force)
         except KeyboardInterrupt:
             now = what_is_there(there, request)
-            self._say(f"interrupted: {now}; `gpuctl up` continues, `gpuctl down` removes it")
+            self._say(f"interrupted: {now}; {_ways_on(request.cluster)}")
             raise
         except GpuctlError as error:
             error.hint = f"{error.hint} ({what_is_there(there, request)})"
@@ -127,7 +127,7 @@ class RentedClusters:
                 raise
             raise GpuctlError(
                 f"cannot write {error.filename or 'to this disk'}: {error.strerror}",
-                f"free some space; `gpuctl up` continues, `gpuctl down` removes it ({what_is_there(there, request)})",
+                f"free some space; {_ways_on(request.cluster)} ({what_is_there(there, request)})",
             ) from error
 
     def down(self, request: StackRequest, *, force: bool = False) -> list[str]:
@@ -142,7 +142,7 @@ class RentedClusters:
             raise StackFailed(
                 FailureKind.CANCELLED,
                 f"the removal of {request.cluster} was interrupted: {what_is_there(there, request)}",
-                "run `gpuctl down` again to go on",
+                f"run `{command('down', request.cluster)}` again to go on",
             ) from error
         others = [one for one in scan.found if one.cluster_id not in ("", request.id)]
         for one in others:
@@ -259,6 +259,10 @@ class RentedClusters:
                 self._say(f"{failed.message}; trying again in {pause_s:.0f} s")
             self._pause(pause_s)
         return engine.up(request, force=force)
+
+
+def _ways_on(cluster: str) -> str:
+    return f"`{command('up', cluster)}` continues, `{command('down', cluster)}` removes it"
 
 
 def _forget(request: StackRequest) -> None:

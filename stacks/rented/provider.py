@@ -61,8 +61,8 @@ class CloudProvider(RentsMachines):
     def retry_hint(self, cluster: KnownCluster) -> str:
         where = f" --region {cluster.region}" if cluster.region else ""
         return (
-            f"run `gpuctl down` again, or remove whatever has its name: gpuctl down --by-tag {cluster.name} --provider"
-            f" {self.name}{where}"
+            f"{super().retry_hint(cluster)}, or remove whatever has its name: gpuctl down --by-tag {cluster.name}"
+            f" --provider {self.name}{where}"
         )
 
     def has_own_bucket(self, cluster: KnownCluster) -> bool:

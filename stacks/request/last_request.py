@@ -18,7 +18,7 @@ from gpuctl.cluster.errors import BadInput, CorruptRecord
 from gpuctl.cluster.records.codec import decode
 from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.state import clusters
-from gpuctl.stacks.state.clusters import KnownCluster
+from gpuctl.stacks.state.clusters import KnownCluster, command
 from gpuctl.stacks.state.paths import private_folder, state_dir
 
 
@@ -53,7 +53,8 @@ def find(cluster: str) -> LastRequest | None:
     try:
         return decode(path.read_bytes(), LastRequest, str(path))
     except CorruptRecord as error:
-        raise CorruptRecord(error.message, "`gpuctl down` works without it, by the cluster's tags") from error
+        down = command("down", cluster)
+        raise CorruptRecord(error.message, f"`{down}` works without it, by the cluster's tags") from error
 
 
 def recalled(cluster: str) -> KnownCluster | None:

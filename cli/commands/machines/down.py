@@ -25,7 +25,7 @@ from gpuctl.stacks.providers.interface import provider as provider_named
 from gpuctl.stacks.providers.ownership import described, live_nodes, read_record
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.state import clusters
-from gpuctl.stacks.state.clusters import KnownCluster
+from gpuctl.stacks.state.clusters import KnownCluster, command
 
 _DRAIN_S = 120.0
 """Seconds that jobs get for a last checkpoint."""
@@ -94,7 +94,8 @@ def verb(
         try:
             _drain(there, store, waiting)
         except KeyboardInterrupt:
-            say(f"interrupted: nothing of {there.name} has been removed yet; `gpuctl down` goes on")
+            on = command("down", there.name)
+            say(f"interrupted: nothing of {there.name} has been removed yet; `{on}` goes on")
             raise
         left = provides.down(there, force=force)
     if left:
@@ -188,7 +189,7 @@ def _drain(there: KnownCluster, store: Bucket | None, waiting: list[str]) -> Non
                 break
             if not told:
                 say(f"waiting for {', '.join(left)} to end after a last checkpoint, {_DRAIN_S:.0f} s at most")
-                say(f"  at once, from another terminal: gpuctl cancel --now {left[0]}{_option(there)}")
+                say(f"  at once, from another terminal: {command(f'cancel --now {left[0]}', there.name)}")
                 told = True
             time.sleep(queue.poll_s(store))
         for job in waiting:
@@ -197,10 +198,6 @@ def _drain(there: KnownCluster, store: Bucket | None, waiting: list[str]) -> Non
             say(f"job {job} {ended.result if ended else 'cancelled'}")
     except GpuctlError as error:
         say(f"not all jobs could be cancelled: {error.message}")
-
-
-def _option(there: KnownCluster) -> str:
-    return "" if there.name == "default" else f" --cluster {there.name}"
 
 
 def _somebody_lives(store: Bucket) -> bool:

@@ -341,7 +341,9 @@ def test_a_cancelled_update_says_what_is_left() -> None:
     cli = _cli(up=Scene("up-cancelled", "error: update cancelled"))
     cli.resources = (VPC, TEMPLATE)
     failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws")))
-    assert failed.kind == FailureKind.CANCELLED and "2 resources are there" in failed.hint
+    assert failed.kind == FailureKind.CANCELLED
+    on = "repeat it to go on from them, or `gpuctl down --cluster demo` to remove them"
+    assert failed.hint == f"2 resources are there: {on}"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def refused(user: User, operation: str) -> None:
     user.obstacles.refuse(operation)
     done = user.up(code=1)
     assert "remaining:" in done.stderr or "nothing remains" in done.stderr, "what it costs is not told"
+    _assert_names_the_way_out(user, done.stderr)
 
 
 def terminated(user: User, operation: str, number: signal.Signals = signal.SIGTERM) -> None:
@@ -45,6 +46,7 @@ def terminated(user: User, operation: str, number: signal.Signals = signal.SIGTE
         said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 128 + number, said
     assert "interrupted: waiting for Pulumi to finish" in said
+    _assert_names_the_way_out(user, said)
 
 
 def left_alone(user: User, operation: str) -> None:
@@ -111,6 +113,11 @@ def _down(user: User) -> None:
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     left = user.run("leaks", "--provider", user.up_flags[1])
     assert left.stdout == "", left.stdout
+
+
+def _assert_names_the_way_out(user: User, said: str) -> None:
+    """As it must be typed: without the cluster's name it would take down another one."""
+    assert f"`gpuctl down --cluster {user.cluster}`" in said.splitlines()[-1], said
 
 
 def _up(user: User) -> subprocess.Popen[str]:

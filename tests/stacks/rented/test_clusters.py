@@ -165,12 +165,13 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     assert (spec.idle_minutes, spec.stall_minutes, spec.nodes_min, spec.nodes_max) == (60, 5, 1, 3)
 
     refused = account.run("up", "--type", "g5.2xlarge", code=2).stderr.splitlines()[-1]  # before anybody is asked
-    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    hint = f"run `gpuctl down --cluster {account.cluster}` first, or choose another name with --cluster"
     assert refused == f"error: {account.cluster} has machines of {TYPE}, not g5.2xlarge; {hint}"
     assert len(account.machines()) == 3
     other = account.run("up", "--provider", "local", code=2).stderr
     line = f"cluster {account.cluster} already exists, on provider aws"
-    assert other == f"error: {line}; choose another name with --cluster, or run `gpuctl down` first\n"
+    hint = f"choose another name with --cluster, or run `gpuctl down --cluster {account.cluster}` first"
+    assert other == f"error: {line}; {hint}\n"
     assert account.known().provider == "aws"
     account.run("down", "-y")
 
@@ -185,7 +186,8 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account
     done = account.run("down", "-y", code=1)
     assert done.stdout == f"left: volume {volume['VolumeId']} in us-east-1, $0.08/h\n"
     elsewhere = f"gpuctl down --by-tag {account.cluster} --provider aws --region us-east-1"
-    line = "1 thing could not be removed; run `gpuctl down` again, or remove whatever has its name"
+    again = f"run `gpuctl down --cluster {account.cluster}` again"
+    line = f"1 thing could not be removed; {again}, or remove whatever has its name"
     assert done.stderr.splitlines()[-1] == f"error: {line}: {elsewhere}"
     ec2.delete_volume(VolumeId=volume["VolumeId"])
     again = account.run("down", "-y")

@@ -293,7 +293,8 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account
     done = account.run("down", "-y", code=1)
     assert done.stdout == "left: disk theirs/by-hand in eastus, $0.05207/h\n"
     assert done.stderr.splitlines()[-1] == (
-        "error: 1 thing could not be removed; run `gpuctl down` again, or remove whatever has its name: "
+        f"error: 1 thing could not be removed; run `gpuctl down --cluster {account.cluster}` again,"
+        " or remove whatever has its name: "
         f"gpuctl down --by-tag {account.cluster} --provider azure --region {EAST}"
     )
     account.there.live("DELETE", disk, None)
@@ -330,6 +331,6 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     assert (account.spec().idle_minutes, account.spec().nodes_max) == (60, 3)
 
     refused = account.run("up", "-y", "--spot", code=2).stderr.splitlines()[-1]
-    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    hint = f"run `gpuctl down --cluster {account.cluster}` first, or choose another name with --cluster"
     assert refused == f"error: {account.cluster} has machines on demand, not as spot; {hint}"
     assert len(account.machines()) == 3

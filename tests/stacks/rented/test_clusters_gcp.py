@@ -199,7 +199,8 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_label_and_fails_down(owner
     done = owner.run("down", "-y", code=1)
     assert done.stdout == "left: disk scratch in us-central1, $0.1/h\n"
     assert done.stderr.splitlines()[-1] == (
-        "error: 1 thing could not be removed; run `gpuctl down` again, or remove whatever has its name: "
+        f"error: 1 thing could not be removed; run `gpuctl down --cluster {owner.cluster}` again,"
+        " or remove whatever has its name: "
         f"gpuctl down --by-tag {owner.cluster} --provider gcp --region {REGION}"
     )
     del owner.held.things[disk]
@@ -230,6 +231,6 @@ def test_what_is_not_said_again_stays_as_it_was(owner: Owner) -> None:
     assert (owner.spec().idle_minutes, owner.spec().nodes_min, owner.spec().nodes_max) == (60, 1, 3)
 
     refused = owner.run("up", "-y", "--zone", FIRST, code=2).stderr.splitlines()[-1]
-    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    hint = f"run `gpuctl down --cluster {owner.cluster}` first, or choose another name with --cluster"
     assert refused == f"error: {owner.cluster} has machines in zone {SECOND}, not {FIRST}; {hint}"
     assert len(owner.machines()) == 3
