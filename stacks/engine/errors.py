@@ -6,7 +6,9 @@ lock), ``pkg/cmd/pulumi`` (cancelled) and of the bridge that most providers are 
 
 from __future__ import annotations
 
+import os
 import platform
+import pwd
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,10 +108,18 @@ class LockHolder:
         return self.host == platform.node()
 
     @property
+    def is_ours(self) -> bool:
+        """Whether its process would be seen here, if it lived: two machines may have one name, and share a state."""
+        return self.is_here and self.user == _user()
+
+    @property
     def lives(self) -> bool:
-        """Only for one that is here. A process that began after the lock was made has inherited the number."""
+        """Only for one that is here. A process that began after the lock was made has inherited the number, and one
+        whose parent has not asked for its end yet has ended all the same."""
         try:
-            return psutil.Process(self.pid).create_time() <= datetime.fromisoformat(self.since).timestamp() + 1.0
+            process = psutil.Process(self.pid)
+            began_before = process.create_time() <= datetime.fromisoformat(self.since).timestamp() + 1.0
+            return began_before and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
         except psutil.AccessDenied:
@@ -193,13 +203,21 @@ def place(urn: str) -> tuple[str, str]:
     return (parts[2].rpartition("$")[2], parts[3]) if len(parts) == 4 else ("", urn)
 
 
+def _user() -> str:
+    """This process's, as Go tells it (``os/user``)."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return os.environ.get("USER", "")
+
+
 def _lock(cluster: str, written: str) -> StackFailed | None:
     holders = [LockHolder(user, host, int(pid), since) for user, host, pid, since in _HOLDER.findall(written)]
     if holders and "locked by" in written:
         who = ", ".join(str(holder) for holder in holders)
         if any(holder.is_here and holder.lives for holder in holders):
             return StackFailed(FailureKind.BUSY, f"{cluster} is being changed by {who}", _AGAIN)
-        if all(holder.is_here for holder in holders):
+        if all(holder.is_ours for holder in holders):
             return StackFailed(FailureKind.STALE, f"{cluster} is locked by {who}, which has ended", "repeat it")
         return StackFailed(FailureKind.HELD, f"{cluster} is locked by {who}", f"{_AGAIN}; {_FORCE}")
     if "[409] Conflict" in written or "locked by" in written:

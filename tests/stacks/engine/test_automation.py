@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import platform
+import pwd
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
+import psutil
 import pytest
 from pulumi.automation import CommandResult, PulumiCommand
 from pulumi.automation.errors import create_command_error
@@ -34,6 +38,7 @@ from gpuctl.stacks.state.paths import state_dir
 from tests.fakes.pulumi.monitor import Monitor, run
 from tests.fakes.requests import asked
 from tests.paths import ROOT
+from tests.waiting import until
 
 EVENTS = Path(__file__).with_name("events")
 VPC = "urn:pulumi:demo::gpuctl::gpuctl:aws:Network$aws:ec2/vpc:Vpc::demo"
@@ -190,14 +195,20 @@ def _failed(call: Callable[[], object]) -> StackFailed:
     return caught.value
 
 
-def _lock(host: str, pid: int) -> str:
-    return LOCKED.format(f"anna@{host} (pid {pid}) at {datetime.now(UTC).isoformat(timespec='seconds')}")
+def _lock(host: str, pid: int, user: str = "") -> str:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return LOCKED.format(f"{user or pwd.getpwuid(os.getuid()).pw_name}@{host} (pid {pid}) at {now}")
 
 
-def _ended() -> int:
-    """The number of a process that is gone."""
+@contextmanager
+def _ended(is_zombie: bool = False) -> Iterator[int]:
+    """The number of a process that is gone, or (``is_zombie``) that nobody has asked for its end."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        return process.pid
+        if is_zombie:
+            until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "its end")
+            yield process.pid
+    if not is_zombie:
+        yield process.pid
 
 
 # -- what goes well ----------------------------------------------------------------------------------------------------
@@ -394,36 +405,35 @@ def _interrupted(cli: Interrupted, raised: type[BaseException]) -> None:
 def test_the_lock_of_a_process_that_lives_is_never_cleared(force: bool) -> None:
     cli = _cli(up=Scene("refused", _lock(platform.node(), os.getpid())))
     failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws"), force=force))
-    assert failed.kind == FailureKind.BUSY and f"anna@{platform.node()}" in failed.message
+    assert failed.kind == FailureKind.BUSY and f"@{platform.node()}" in failed.message
     assert "cancel" not in cli.ran
 
 
-@pytest.mark.parametrize(
-    "lock",
-    [
-        lambda: _lock(platform.node(), _ended()),
-        lambda: LOCKED.format(f"anna@{platform.node()} (pid {os.getpid()}) at 2020-01-01T00:00:00Z"),
-    ],
-    ids=["ended here", "number used again"],
-)
-def test_the_lock_of_a_process_that_ended_here_is_cleared(lock: Callable[[], str]) -> None:
+@pytest.mark.parametrize("kind", ["ended here", "a zombie", "number used again"])
+def test_the_lock_of_a_process_that_ended_here_is_cleared(kind: str) -> None:
     said: list[str] = []
-    cli = _cli(up=[Scene("refused", lock()), Scene("up")])
-    assert Engine("demo", command=cli, say=said.append).up(asked("aws"))
+    with _ended(kind == "a zombie") as pid:
+        lock = _lock(platform.node(), pid)
+        if kind == "number used again":
+            lock = re.sub(r"\(pid .*", f"(pid {os.getpid()}) at 2020-01-01T00:00:00Z", lock)
+        cli = _cli(up=[Scene("refused", lock), Scene("up")])
+        assert Engine("demo", command=cli, say=said.append).up(asked("aws"))
     assert [verb for verb in cli.ran if not verb.startswith("stack")] == ["up", "cancel", "up"]
     assert len(said) == 1 and "which has ended: clearing that lock" in said[0]
 
 
-@pytest.mark.parametrize(
-    "lock",
-    [lambda: _lock("elsewhere", os.getpid()), lambda: "error: [409] Conflict: Another update is in progress."],
-    ids=["elsewhere", "a server's"],
-)
-def test_the_lock_of_another_machine_is_cleared_by_force_only(lock: Callable[[], str]) -> None:
-    cli = _cli(up=[Scene("refused", lock())])
+@pytest.mark.parametrize("kind", ["elsewhere", "another of this machine's name", "a server's"])
+def test_the_lock_of_another_machine_is_cleared_by_force_only(kind: str) -> None:
+    with _ended() as pid:
+        locks = {
+            "elsewhere": _lock("elsewhere", os.getpid()),
+            "another of this machine's name": _lock(platform.node(), pid, "somebody-else"),
+            "a server's": "error: [409] Conflict: Another update is in progress.",
+        }
+    cli = _cli(up=[Scene("refused", locks[kind])])
     failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws")))
     assert failed.kind == FailureKind.HELD and "--force" in failed.hint and "cancel" not in cli.ran
-    cli = _cli(up=[Scene("refused", lock()), Scene("up")])
+    cli = _cli(up=[Scene("refused", locks[kind]), Scene("up")])
     assert Engine("demo", command=cli).up(asked("aws"), force=True)
     assert [verb for verb in cli.ran if not verb.startswith("stack")] == ["up", "cancel", "up"]
 
