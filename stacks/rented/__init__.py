@@ -8,6 +8,7 @@ Read in this order:
 - ``cluster_bucket``: their bucket
 - ``namesakes``: another cluster of that name
 - ``readiness``: from machines asked for to nodes that live
+- ``remains``: what is there where one of them did not come to its end
 - ``teardown``: taken away, and the proof
 - ``by_tag``: taken away without any record of it
 """

@@ -8,7 +8,6 @@ away.
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +31,8 @@ from gpuctl.stacks.rented.cluster_bucket import state_of
 from gpuctl.stacks.rented.earlier_up import EarlierUp, UpEngine
 from gpuctl.stacks.rented.namesakes import refuse_namesake, refuse_other_account
 from gpuctl.stacks.rented.readiness import CapacityRefused, FleetRequest, FleetWatch, NoCapacity
-from gpuctl.stacks.rented.teardown import Teardown, what_is_there
+from gpuctl.stacks.rented.remains import telling_what_is_there, what_is_there
+from gpuctl.stacks.rented.teardown import Teardown
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.immutable import refuse_changes
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
@@ -42,7 +42,6 @@ from gpuctl.stacks.ssh.hosts import read_hosts
 from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import KnownCluster, command
 
-_NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _EVENTUALLY_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Between tries, while a role or an account that was just made is not known everywhere."""
 
@@ -111,24 +110,10 @@ class RentedClusters:
         places = self._places(request, there, home)
         confirm("The machines' group is gone. Repair the cluster?" if is_gone else "Rent them?")
         regions.note_used(request.provider, request.region)
-        try:
+        with telling_what_is_there(there, request, self._say):
             if is_gone:
                 engine.refresh(force=force)
             return self._up(request, terms, earlier, places, home, wait_s=wait_s, force=force)
-        except KeyboardInterrupt:
-            now = what_is_there(there, request)
-            self._say(f"interrupted: {now}; {_ways_on(request.cluster)}")
-            raise
-        except GpuctlError as error:
-            error.hint = f"{error.hint} ({what_is_there(there, request)})"
-            raise
-        except OSError as error:  # of this machine's, such as a full disk: machines may run all the same
-            if error.errno not in _NO_WRITING:
-                raise
-            raise GpuctlError(
-                f"cannot write {error.filename or 'to this disk'}: {error.strerror}",
-                f"free some space; {_ways_on(request.cluster)} ({what_is_there(there, request)})",
-            ) from error
 
     def down(self, request: StackRequest, *, force: bool = False) -> list[str]:
         """Take everything away but the bucket, then look by tag, whatever Pulumi's state knows. Names what is left."""
@@ -259,10 +244,6 @@ class RentedClusters:
                 self._say(f"{failed.message}; trying again in {pause_s:.0f} s")
             self._pause(pause_s)
         return engine.up(request, force=force)
-
-
-def _ways_on(cluster: str) -> str:
-    return f"`{command('up', cluster)}` continues, `{command('down', cluster)}` removes it"
 
 
 def _forget(request: StackRequest) -> None:

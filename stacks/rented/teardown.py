@@ -14,7 +14,6 @@ from typing import Protocol
 import msgspec
 import psutil
 
-from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.clouds.answers import Leftover, Scan
 from gpuctl.stacks.clouds.interface import Cloud
 from gpuctl.stacks.clouds.removal_by_tag import removed
@@ -201,17 +200,6 @@ class Teardown:
                 self._say(f"waiting for {orphans[0].name()} (pid {orphans[0].pid}), which may still{what}")
             told = True
             self._pause(1.0)
-
-
-def what_is_there(there: Cloud, request: StackRequest) -> str:
-    """A summary of what is there and what it costs, in half a sentence, for whoever has to decide now."""
-    try:
-        scan = there.leftovers([request.region], request.cluster)
-    except GpuctlError as error:
-        return f"could not check what remains: {error.message}"
-    if scan.unseen:
-        return f"remaining: {scan.summary() or 'nothing'}; could not check {', '.join(scan.unseen)}"
-    return f"remaining: {scan.summary()}" if scan.found else "nothing remains"
 
 
 def _is_known(one: Leftover, ids: Sequence[str]) -> bool:

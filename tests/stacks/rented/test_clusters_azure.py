@@ -253,7 +253,8 @@ def test_a_region_without_machines_says_why_and_another_one_may_have_them(accoun
     assert line == (
         f"error: 0 of 2 machines started within 0.01 minutes: AllocationFailed: {NO_ROOM}; wait longer (--wait), use "
         "another --region or --type, or --on-demand "
-        "(remaining: 1 identity, 1 resource group, 1 role and 5 more, $0.00/h)"
+        "(remaining: 1 identity, 1 resource group, 1 role and 5 more, $0.00/h; "
+        f"`gpuctl down --cluster {account.cluster}` removes it)"
     )
     assert account.size() == 0, "a machine may come, though nobody waits for it"
     account.go_to("westeurope")

@@ -161,7 +161,8 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Own
     assert refused == (
         f"error: 0 of 2 machines started within 0.01 minutes: no capacity for {TYPE} in {SECOND}; "
         "wait longer (--wait), use another --region or --type, or --on-demand "
-        "(remaining: 2 bucket bindings, 1 firewall rule, 1 instance group and 9 more, $0.00/h)"
+        "(remaining: 2 bucket bindings, 1 firewall rule, 1 instance group and 9 more, $0.00/h; "
+        f"`gpuctl down --cluster {owner.cluster}` removes it)"
     )
     assert owner.held.things[owner.group()]["targetSize"] == 0, "a machine may come, though nobody waits for it"
     owner.run("down", "-y")

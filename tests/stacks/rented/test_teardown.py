@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuctl.cluster.errors import GpuctlError
-from gpuctl.stacks.clouds.answers import Leftover, Scan
-from gpuctl.stacks.clouds.interface import Cloud
+from gpuctl.stacks.clouds.answers import Leftover
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.rented.earlier_up import EarlierUp
@@ -21,6 +19,7 @@ from gpuctl.stacks.rented.teardown import Teardown
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest
+from tests.fakes.tagged import TaggedAccount
 
 NETWORK = Leftover(cluster="demo", kind="network", id="gpuctl-demo", region="", cluster_id="the-one")
 SUBNET = Leftover(cluster="demo", kind="subnetwork", id="gpuctl-demo-nodes", region="us-central1", cluster_id="the-one")
@@ -35,36 +34,10 @@ REQUEST = StackRequest(
 )
 
 
-class Account(Cloud):
-    """What there is, by its tags."""
-
-    name = "gcp"
-
-    def __init__(self, *there: Leftover) -> None:
-        self.there = list(there)
-        self.unseen: tuple[str, ...] = ()
-
-    def program(self, *_: object) -> Mapping[str, object]:
-        raise NotImplementedError
-
-    def extras(self, *_: object) -> Any:
-        raise NotImplementedError
-
-    def leftovers(self, regions: Sequence[str], cluster: str | None) -> Scan:
-        assert cluster == REQUEST.cluster
-        found = tuple(one for one in self.there if one.region in ("", *regions))
-        return Scan(regions=tuple(regions), found=found, unseen=self.unseen)
-
-    def remove(self, leftovers: Sequence[Leftover], say: Callable[[str], None]) -> None:
-        for one in leftovers:
-            say(f"deleted {one.kind} {one.id}")
-            self.there.remove(one)
-
-
 class State:
     """Knows of a network, and that a subnetwork was being made in it, which shows once that is forgotten."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: TaggedAccount) -> None:
         self._account = account
         self._unknown: tuple[InterruptedCreation, ...] = (
             InterruptedCreation("gcp:compute/subnetwork:Subnetwork", "demo", shows=True),
@@ -106,7 +79,7 @@ class State:
 
 def test_resource_that_shows_late_is_removed_before_the_next_try() -> None:
     """Its creation was with the cloud when engine and plug-in were killed: a scan right after that does not see it."""
-    account, said, waited = Account(NETWORK), list[str](), list[float]()
+    account, said, waited = TaggedAccount("gcp", NETWORK), list[str](), list[float]()
     left = Teardown(REQUEST, account, State(account), said.append, pause=waited.append, now=lambda: 0.0).all()
     assert (left.found, account.there) == ((), [])
     assert waited == [10.0], "not the five minutes of all tries"
@@ -114,7 +87,7 @@ def test_resource_that_shows_late_is_removed_before_the_next_try() -> None:
 
 
 def test_region_that_the_state_knows_is_looked_into_too() -> None:
-    account = Account(NETWORK)
+    account = TaggedAccount("gcp", NETWORK)
     elsewhere = replace(REQUEST, region="europe-west4")
     left = Teardown(elsewhere, account, State(account), lambda _: None, pause=lambda _: None, now=lambda: 0.0).all()
     assert (left.found, account.there) == ((), [])
@@ -145,7 +118,7 @@ def test_up_elsewhere_first_removes_what_an_interrupted_one_left_where_it_was(
 ) -> None:
     monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path))
     last_request.remember(LastRequest(request=REQUEST, terms=NodeOptions()))
-    account = Account(*there)
+    account = TaggedAccount("gcp", *there)
     account.unseen = unseen
     state = Ignorant(account)
 
