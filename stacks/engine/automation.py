@@ -34,7 +34,7 @@ from pulumi.automation import (
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks import program
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource, has_pending, resources, unknown
-from gpuctl.stacks.engine.errors import FailureKind, StackFailed, cancelled, failure
+from gpuctl.stacks.engine.errors import FailureKind, StackFailed, cancelled, failure, unwritable
 from gpuctl.stacks.engine.events import EventListener, OnProgress
 from gpuctl.stacks.engine.pulumi_install import found_cli
 from gpuctl.stacks.engine.pulumi_process import STACK, OwnSession, orphaned_plugins
@@ -139,7 +139,8 @@ class Engine:
         if not self._backend:
             shutil.rmtree(self._folder() / "state", ignore_errors=True)
             for settings in self._folder().glob("Pulumi.*.yaml"):
-                settings.unlink()
+                with contextlib.suppress(OSError):
+                    settings.unlink()
             return
         with contextlib.suppress(StackFailed):
             stack = self._stack()
@@ -151,11 +152,26 @@ class Engine:
         return orphaned_plugins(str(self._folder()))
 
     def _folder(self) -> Path:
-        return private_folder(state_dir() / "pulumi" / self._cluster)
+        return state_dir() / "pulumi" / self._cluster
 
     def _stack(self, declare: Callable[[], None] | None = None) -> Stack:
         """Only one that is about to be made (``declare``) is created if there is none."""
-        folder = self._folder()
+        try:
+            return self._opened(declare)
+        except StackNotFoundError as error:
+            where = self._backend or "this machine"
+            raise StackFailed(
+                FailureKind.NO_STACK,
+                f"there is no stack of {self._cluster} on {where}",
+                f"create one with `{command('up', self._cluster)}`",
+            ) from error
+        except CommandError as error:
+            raise failure(self._cluster, _written(error), ()) from error
+        except OSError as error:
+            raise unwritable(self._cluster, error) from error
+
+    def _opened(self, declare: Callable[[], None] | None) -> Stack:
+        folder = private_folder(self._folder())
         env = {
             "PULUMI_BACKEND_URL": self._backend or f"file://{private_folder(folder / 'state')}",
             "PULUMI_SKIP_UPDATE_CHECK": "true",
@@ -172,17 +188,7 @@ class Engine:
             project_settings=ProjectSettings(name=_PROJECT, runtime="python", main=str(folder)),
             pulumi_command=self._command,
         )
-        try:
-            return (Stack.create_or_select if declare else Stack.select)(self._cluster, workspace)
-        except StackNotFoundError as error:
-            where = self._backend or "this machine"
-            raise StackFailed(
-                FailureKind.NO_STACK,
-                f"there is no stack of {self._cluster} on {where}",
-                f"create one with `{command('up', self._cluster)}`",
-            ) from error
-        except CommandError as error:
-            raise failure(self._cluster, _written(error), ()) from error
+        return (Stack.create_or_select if declare else Stack.select)(self._cluster, workspace)
 
     def _exported(self, stack: Stack) -> Mapping[str, Any]:
         with self._explained(stack):
@@ -249,6 +255,8 @@ class Engine:
         except CommandError as error:
             left = () if listener is None else _left(stack)
             raise failure(self._cluster, _written(error), listener.refusals() if listener else (), left) from error
+        except OSError as error:
+            raise unwritable(self._cluster, error) from error
 
 
 def inline(request: StackRequest) -> Callable[[], None]:

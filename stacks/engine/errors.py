@@ -197,6 +197,16 @@ def unreadable(cluster: str, why: str) -> StackFailed:
     )
 
 
+def unwritable(cluster: str, error: OSError) -> StackFailed:
+    """What Pulumi needs on this machine's disk cannot be used: it is full, read-only, or somebody else's."""
+    what = f"{error.filename}: " if error.filename else ""
+    return StackFailed(
+        FailureKind.OTHER,
+        f"Pulumi's files of {cluster} cannot be used: {what}{error.strerror or error}",
+        "free some space, or make them writable; then repeat it",
+    )
+
+
 def place(urn: str) -> tuple[str, str]:
     """Type and name in ``urn:pulumi:<stack>::<project>::<types, the parent's first>::<name>``."""
     parts = urn.split("::", 3)

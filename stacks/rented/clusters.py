@@ -121,6 +121,11 @@ class RentedClusters:
         refuse_other_account(request.cluster, request.account, there.account(request.region))
         try:
             scan = self._teardown(request, there).all(force=force)
+        except OSError as error:
+            raise GpuctlError(
+                f"the removal of {request.cluster} failed: {error}",
+                f"run `{command('down', request.cluster)}` again ({what_is_there(there, request)})",
+            ) from error
         except (KeyboardInterrupt, StackFailed) as error:
             if isinstance(error, StackFailed) and error.kind is not FailureKind.CANCELLED:
                 raise
@@ -141,7 +146,10 @@ class RentedClusters:
         ]
         left += [f"could not check {line}" for line in scan.unseen]
         if not left:
-            _forget(request)
+            try:
+                _forget(request)
+            except OSError as error:
+                self._say(f"everything is removed, but {error.filename} cannot be deleted: {error.strerror}")
         return left
 
     def repair(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -498,6 +499,29 @@ def test_a_state_is_forgotten_whatever_it_holds() -> None:
     (state / "half").write_text("{")
     engine.forget()
     assert not state.exists()
+
+
+@pytest.mark.parametrize("where", ["pulumi/demo/Pulumi.yaml", "pulumi/demo/state"])
+def test_files_that_cannot_be_written_are_a_failure_of_the_stack(where: str) -> None:
+    """Such as on a full disk: then nothing but the cluster's tags can remove it."""
+    path = state_dir() / where
+    (path if where.endswith("yaml") else path.parent).mkdir(parents=True)
+    if not path.exists():
+        path.touch()
+    engine = Engine("demo", command=_cli(destroy=Scene("destroy")))
+    for verb in (engine.destroy, engine.refresh, engine.outputs, engine.resources, engine.unknown):
+        failed = _failed(verb)
+        assert failed.kind == FailureKind.OTHER and str(path) in failed.message and "free some space" in failed.hint
+    engine.forget()
+
+
+def test_a_cli_that_cannot_be_run_is_a_failure_of_the_stack() -> None:
+    class Full(Cli):
+        def _play(self, verb: str, log: str) -> CommandResult:  # noqa: ARG002
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    failed = _failed(Engine("demo", command=Full(there=True)).destroy)
+    assert failed.kind == FailureKind.OTHER and failed.message.endswith("cannot be used: No space left on device")
 
 
 def test_no_stack_is_what_the_cli_says_and_nothing_else() -> None:

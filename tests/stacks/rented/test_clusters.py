@@ -269,6 +269,16 @@ def test_a_state_that_is_of_no_use_is_forgotten_once_nothing_is_there(
 
 
 @pytest.mark.slow
+def test_records_that_cannot_be_deleted_do_not_fail_a_down(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", account.env["AWS_ENDPOINT_URL"])
+    account.last_up_path().mkdir(parents=True)
+    said: list[str] = []
+    rented = RentedClusters(lambda _name: Late(FailureKind.RESOURCE, 0), said.append)
+    assert rented.down(asked("aws", cluster=account.cluster, account=""), force=True) == []
+    assert said[-1] == f"everything is removed, but {account.last_up_path()} cannot be deleted: Is a directory"
+
+
+@pytest.mark.slow
 def test_down_with_credentials_of_another_account_proves_nothing(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")

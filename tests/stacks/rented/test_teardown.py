@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.clouds.answers import Leftover
+from gpuctl.stacks.engine.automation import Engine
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.rented.earlier_up import EarlierUp
@@ -129,3 +130,14 @@ def test_up_elsewhere_first_removes_what_an_interrupted_one_left_where_it_was(
     with pytest.raises(GpuctlError, match=raised) if raised else nullcontext():
         earlier.settle(replace(REQUEST, region="europe-west4"), None, force=False)
     assert account.there == []
+
+
+def test_state_that_cannot_be_used_keeps_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that is full."""
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path))
+    (tmp_path / "pulumi").mkdir()
+    (tmp_path / "pulumi" / "demo").touch()
+    account, said = TaggedAccount("gcp", NETWORK, SUBNET), list[str]()
+    left = Teardown(REQUEST, account, Engine("demo"), said.append, pause=lambda _: None, now=lambda: 0.0).all()
+    assert (left.found, account.there) == ((), [])
+    assert "removing resources by tag" in said
