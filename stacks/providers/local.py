@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 
 import psutil
 
@@ -98,7 +99,8 @@ class LocalProvider(UsesMachines, CanPreempt):
             self._dialog.say(f"{node_count(count)} ended")
             if left:
                 return [f"process {p.pid} ({' '.join(p.cmdline())[:80]})" for p in left]
-            forget_nodes(open_bucket(cluster.bucket), of=cluster.id)
+            with suppress(GpuctlError):  # whose record is damaged, or which cannot be had
+                forget_nodes(open_bucket(cluster.bucket), of=cluster.id)
             shutil.rmtree(root / "nodes", ignore_errors=True)
             clusters.forget(cluster.name)
             return []

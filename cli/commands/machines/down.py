@@ -19,7 +19,7 @@ from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError
 from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.cluster.storage.error_mapping import shown
-from gpuctl.cluster.views import job_status, status
+from gpuctl.cluster.views import job_status
 from gpuctl.stacks.catalog.instance_types import CLOUDS
 from gpuctl.stacks.providers.interface import provider as provider_named
 from gpuctl.stacks.providers.ownership import described, live_nodes, read_record
@@ -29,6 +29,10 @@ from gpuctl.stacks.state.clusters import KnownCluster, command
 
 _DRAIN_S = 120.0
 """Seconds that jobs get for a last checkpoint."""
+_LIVES_S = 15.0
+"""Seconds since the heartbeat of a node that may still see to its jobs."""
+_UNREADABLE = "a record that cannot be read"
+"""What the bucket holds; it was this cluster's when it was noted here."""
 
 
 def verb(
@@ -76,9 +80,10 @@ def verb(
             f"--delete-checkpoints {delete_checkpoints} does not match cluster {there.name}", "repeat its name"
         )
     store = _opened(there)
-    if (whose := _stranger(there, store)) and store is not None:
-        if delete_checkpoints:
-            raise BadInput(f"{shown(there.bucket)} holds {whose}", "leave --delete-checkpoints out")
+    whose = _stranger(there, store)
+    if whose and delete_checkpoints:
+        raise BadInput(f"{shown(there.bucket)} holds {whose}", "leave --delete-checkpoints out")
+    if whose not in ("", _UNREADABLE):
         say(f"the bucket {shown(there.bucket)} holds {whose}: nothing in it is changed")
         if there.provider == "ssh":  # what was there of this one, that one has taken over with its machines
             clusters.forget(there.name)
@@ -139,7 +144,7 @@ def _stranger(there: KnownCluster, store: Bucket | None) -> str:
     try:
         record = read_record(store)
     except CorruptRecord:
-        return "a record that cannot be read"
+        return _UNREADABLE
     except GpuctlError:  # not to be had: what is missing keeps nothing from going
         return ""
     if record is None or (record.id, record.name) == (there.id, there.name):
@@ -179,19 +184,10 @@ def _drain(there: KnownCluster, store: Bucket | None, waiting: list[str]) -> Non
     if store is None or not waiting:
         return
     try:
-        for job in waiting:
-            queue.ask_to_cancel(store, job)
-        until = time.monotonic() + _DRAIN_S
-        told = False
-        while time.monotonic() < until and _somebody_lives(store):
-            left = [job for job in waiting if not queue.outcome(store, job)]
-            if not left:
-                break
-            if not told:
-                say(f"waiting for {', '.join(left)} to end after a last checkpoint, {_DRAIN_S:.0f} s at most")
-                say(f"  at once, from another terminal: {command(f'cancel --now {left[0]}', there.name)}")
-                told = True
-            time.sleep(queue.poll_s(store))
+        _ask_and_wait(there, store, waiting)
+    except GpuctlError as error:
+        say(f"the jobs are not waited for: {error.message}")
+    try:
         for job in waiting:
             queue.end_as_cancelled(store, job, "the cluster was taken down")
             ended = queue.outcome(store, job)
@@ -200,5 +196,22 @@ def _drain(there: KnownCluster, store: Bucket | None, waiting: list[str]) -> Non
         say(f"not all jobs could be cancelled: {error.message}")
 
 
+def _ask_and_wait(there: KnownCluster, store: Bucket, waiting: list[str]) -> None:
+    for job in waiting:
+        queue.ask_to_cancel(store, job)
+    until = time.monotonic() + _DRAIN_S
+    told = False
+    while time.monotonic() < until and _somebody_lives(store):
+        left = [job for job in waiting if not queue.outcome(store, job)]
+        if not left:
+            break
+        if not told:
+            say(f"waiting for {', '.join(left)} to end after a last checkpoint, {_DRAIN_S:.0f} s at most")
+            say(f"  at once, from another terminal: {command(f'cancel --now {left[0]}', there.name)}")
+            told = True
+        time.sleep(queue.poll_s(store))
+
+
 def _somebody_lives(store: Bucket) -> bool:
-    return any(node.state in ("live", "leaving", "new") for node in status.read_cluster(store, "").nodes)
+    """By the heartbeats alone: the cluster's record may be gone."""
+    return any(time.time() - beat.seen_at < _LIVES_S for beat in job_status.read_heartbeats(store))
