@@ -15,9 +15,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import psutil
@@ -36,6 +34,7 @@ from gpuctl.stacks import program
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource, has_pending, resources, unknown
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed, cancelled, failure, unwritable
 from gpuctl.stacks.engine.events import EventListener, OnProgress
+from gpuctl.stacks.engine.interrupts import to_the_end
 from gpuctl.stacks.engine.pulumi_install import found_cli
 from gpuctl.stacks.engine.pulumi_process import STACK, OwnSession, orphaned_plugins
 from gpuctl.stacks.request.stack_request import StackRequest
@@ -46,7 +45,6 @@ _PROJECT = "gpuctl"
 _PASSPHRASE = "gpuctl"
 """Of a state on this machine, which holds no secret. Pulumi wants one; if it could be lost, the state could be too."""
 _PASSPHRASE_FROM = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
-_SIGNALS_EVERY_S = 0.5
 _INTERRUPTED = "interrupted: waiting for Pulumi to finish; press Ctrl-C again to stop it now"
 
 
@@ -78,6 +76,8 @@ class Engine:
         self._command = command
         self._on_progress = on_progress
         self._say = say
+        self._interrupted = False
+        """The last verb was, by the user."""
 
     def up(self, request: StackRequest, *, force: bool = False) -> dict[str, Any]:
         """Make what is missing, change what is different. Returns the stack's outputs (see ``Cloud``).
@@ -207,44 +207,22 @@ class Engine:
 
     def _once(self, stack: Stack, verb: Callable[[EventListener], Any]) -> Any:
         listener = EventListener(self._on_progress)
-        with self._explained(stack, listener):
-            return self._to_the_end(lambda: verb(listener))
+        self._interrupted = False
+        own = self._command if isinstance(self._command, OwnSession) else None
+        try:
+            with self._explained(stack, listener), own.one_verb() if own else contextlib.nullcontext():
+                return to_the_end(lambda: verb(listener), self._interrupt)
+        except StackFailed as failed:
+            if failed.kind is FailureKind.OTHER and self._interrupted:  # in a run that knows no word for it
+                raise cancelled(self._cluster, failed.left) from failed
+            raise
 
-    def _to_the_end(self, verb: Callable[[], Any]) -> Any:
-        """Whoever interrupts it waits until the CLI has ended: to leave before would leave behind operations that no
-        state knows the outcome of."""
-        interrupted: KeyboardInterrupt | None = None
-        running: Future[Any] = Future()
-
-        def run() -> None:
-            if running.set_running_or_notify_cancel():
-                try:
-                    running.set_result(verb())
-                except BaseException as error:  # noqa: BLE001 - raised below
-                    running.set_exception(error)
-
-        thread = Thread(target=run, name="pulumi")
-        begun = False
-        while True:
-            try:
-                if not begun:
-                    begun = True
-                    thread.start()  # in which a signal may be heard too, when the thread is at work already
-                # Python runs signal handlers in this thread, which a signal wakes only if the system delivered it here
-                # and not to one of Pulumi's threads.
-                if wait([running], _SIGNALS_EVERY_S).done:
-                    break
-            except KeyboardInterrupt as error:
-                if running.cancel():
-                    raise
-                if interrupted is None:
-                    self._say(_INTERRUPTED)
-                interrupted = error
-                if isinstance(self._command, OwnSession):
-                    self._command.interrupt()
-        if interrupted is not None and running.exception() is None:
-            raise interrupted
-        return running.result()
+    def _interrupt(self) -> None:
+        if not self._interrupted:
+            self._say(_INTERRUPTED)
+        self._interrupted = True
+        if isinstance(self._command, OwnSession):
+            self._command.interrupt()
 
     @contextlib.contextmanager
     def _explained(self, stack: Stack, listener: EventListener | None = None) -> Iterator[None]:

@@ -29,7 +29,7 @@ from pulumi.runtime.proto import events_pb2, events_pb2_grpc
 from semver import VersionInfo
 
 from gpuctl.stacks.catalog.instance_types import catalog
-from gpuctl.stacks.engine import automation
+from gpuctl.stacks.engine import interrupts
 from gpuctl.stacks.engine.automation import Engine
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed, first_line
 from gpuctl.stacks.engine.events import ResourceProgress
@@ -367,6 +367,13 @@ def test_ctrl_c_waits_until_the_cli_has_ended(scene: Scene, raised: type[BaseExc
     _interrupted(Interrupted(scenes={"up": [scene]}), raised)
 
 
+def test_whatever_the_cli_ends_with_once_it_was_interrupted_is_an_interruption() -> None:
+    """Such as `stack output`, which follows an `up` and knows no word for it."""
+    cli = Interrupted(scenes={"up": [Scene("refused", "error: signal: interrupt")]})
+    failed = _interrupted(cli, StackFailed)
+    assert isinstance(failed, StackFailed) and failed.kind == FailureKind.CANCELLED and failed.exit_code == 130
+
+
 def test_a_signal_in_the_moment_in_which_the_cli_is_begun_waits_for_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cli = Interrupted(scenes={"up": [Scene("up")]}, there=True, by=lambda: None)
 
@@ -376,7 +383,7 @@ def test_a_signal_in_the_moment_in_which_the_cli_is_begun_waits_for_it_too(monke
             cli.heard.set()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(automation, "Thread", Begun)
+    monkeypatch.setattr(interrupts, "Thread", Begun)
     with pytest.raises(KeyboardInterrupt):
         Engine("demo", command=cli).up(asked("aws"))
     assert cli.ended
@@ -388,18 +395,19 @@ def test_a_signal_that_another_thread_received_is_heard_at_once() -> None:
     _interrupted(Interrupted(scenes={"up": [Scene("up")]}, by=by), KeyboardInterrupt)
 
 
-def _interrupted(cli: Interrupted, raised: type[BaseException]) -> None:
+def _interrupted(cli: Interrupted, raised: type[BaseException]) -> BaseException:
     def press(signum: int, frame: object) -> None:  # noqa: ARG001
         cli.heard.set()
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, press)
     try:
-        with pytest.raises(raised):
+        with pytest.raises(raised) as caught:
             Engine("demo", command=cli).up(asked("aws"))
     finally:
         signal.signal(signal.SIGINT, before)
     assert cli.ended
+    return caught.value
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -517,10 +525,12 @@ def test_files_that_cannot_be_written_are_a_failure_of_the_stack(where: str) -> 
 
 def test_a_cli_that_cannot_be_run_is_a_failure_of_the_stack() -> None:
     class Full(Cli):
-        def _play(self, verb: str, log: str) -> CommandResult:  # noqa: ARG002
-            raise OSError(errno.ENOSPC, "No space left on device")
+        def run(self, args: list[str], *rest: Any, **more: Any) -> CommandResult:
+            if "export" in args:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().run(args, *rest, **more)
 
-    failed = _failed(Engine("demo", command=Full(there=True)).destroy)
+    failed = _failed(Engine("demo", command=Full(there=True)).resources)
     assert failed.kind == FailureKind.OTHER and failed.message.endswith("cannot be used: No space left on device")
 
 
