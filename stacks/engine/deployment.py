@@ -11,8 +11,6 @@ from gpuctl.stacks.engine.errors import place
 NO_THING = ("pulumi:", "gpuctl:")
 """Types of stacks, providers and components: none of them is anything in a cloud."""
 _PROVIDER = "pulumi:providers:"
-_SHOWS_IN_A_SCAN = ("tags", "labels")
-"""Inputs of what a scan by tag sees; the rest is a part of such a thing and goes with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,6 @@ class InterruptedCreation:
 
     type: str
     name: str
-    shows: bool
-    """A scan by tag would find it."""
 
     def __str__(self) -> str:
         return f"{self.type} {self.name}"
@@ -67,15 +63,10 @@ def has_pending(deployment: Mapping[str, Any]) -> bool:
 def unknown(deployment: Mapping[str, Any]) -> tuple[InterruptedCreation, ...]:
     """The creations in the state that were interrupted."""
     pending = [one for one in deployment.get("pending_operations") or () if one["type"] == "creating"]
-    return tuple(_unknown(one["resource"]) for one in pending)
+    return tuple(InterruptedCreation(*place(one["resource"]["urn"])) for one in pending)
 
 
 def _region(provider: Mapping[str, Any]) -> str:
     """Azure calls it a location."""
     inputs = provider.get("inputs") or {}
     return str(inputs.get("region") or inputs.get("location") or "")
-
-
-def _unknown(resource: Mapping[str, Any]) -> InterruptedCreation:
-    inputs = resource.get("inputs") or {}
-    return InterruptedCreation(*place(resource["urn"]), shows=any(key in inputs for key in _SHOWS_IN_A_SCAN))

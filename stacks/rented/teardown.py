@@ -29,12 +29,15 @@ _PLUGIN_S = 600.0
 _NOT_OURS_TO_END = (FailureKind.CANCELLED, FailureKind.BUSY, FailureKind.HELD)
 """Somebody said stop, or somebody else is at work: the state decides, and not what is there."""
 _BESIDE_MACHINES = {
+    "aws:ec2/keyPair:KeyPair": "key pair",
     "aws:ec2/securityGroup:SecurityGroup": "security group",
     "aws:ec2transitgateway/instanceConnectEndpoint:InstanceConnectEndpoint": "instance connect endpoint",
+    "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": "security group rule",
+    "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": "security group rule",
     "gcp:compute/firewall:Firewall": "firewall rule",
     "gcp:compute/instanceTemplate:InstanceTemplate": "instance template",
 }
-"""What an ``up`` may create while machines run, by Pulumi token, and what a scan calls it."""
+"""What an ``up`` may create while machines run, by Pulumi token, and what the cloud's own calls it."""
 
 
 class TeardownEngine(Protocol):
@@ -111,7 +114,9 @@ class Teardown:
         self._wait_for_plugins(unknown)
         kinds = {_BESIDE_MACHINES[one.type] for one in unknown if one.type in _BESIDE_MACHINES}
         known = [one.id for one in self._state.resources()]
-        strays = [one for one in self.mine(self.scan()) if one.kind in kinds and not _is_known(one, known)]
+        mine = self.mine(self.scan())
+        there = [*mine, *self._there.parts(mine)]
+        strays = [one for one in there if one.kind in kinds and not _is_known(one, known)]
         if strays:
             self._there.remove(strays, self._say)
         self._state.forget_unknown()

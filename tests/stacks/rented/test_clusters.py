@@ -397,6 +397,24 @@ def test_a_policy_that_no_state_knows_keeps_no_role(account: Account) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("what", ["vpc/securityGroupIngressRule:SecurityGroupIngressRule", "ec2/keyPair:KeyPair"])
+def test_what_broke_off_beside_machines_is_made_again_and_they_run_on(account: Account, what: str) -> None:
+    (account.folder / ".ssh" / "id_ed25519.pub").rename(account.folder / "key.pub")
+    account.boot_machines()
+    account.up()
+    machines, rules = account.machines(), len(account.rules())
+    key = str(account.folder / "key.pub")
+    account.up_flags = [*account.up_flags, "--ssh-from", "203.0.113.7/32", "--ssh-key", key]
+    name = f"{account.cluster}-ssh" if "Rule" in what else account.cluster
+    interruptions.killed(account, f"create aws:{what} {name}")
+    account.obstacles.forget()
+    account.up()
+    assert account.machines() == machines
+    assert len(account.rules()) == rules + 1
+    account.run("down", "-y")
+
+
+@pytest.mark.slow
 def test_a_closed_terminal_is_what_ctrl_c_is(account: Account) -> None:
     account.boot_machines()
     group = f"create aws:autoscaling/group:Group {account.cluster}"

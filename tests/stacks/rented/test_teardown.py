@@ -41,7 +41,7 @@ class State:
     def __init__(self, account: TaggedAccount) -> None:
         self._account = account
         self._unknown: tuple[InterruptedCreation, ...] = (
-            InterruptedCreation("gcp:compute/subnetwork:Subnetwork", "demo", shows=True),
+            InterruptedCreation("gcp:compute/subnetwork:Subnetwork", "demo"),
         )
 
     def unknown(self, **_: bool) -> tuple[InterruptedCreation, ...]:
