@@ -226,7 +226,8 @@ class RentedClusters:
         made = last_request.noted(request, created_at=time.time())
         if request.bucket:  # whose it is, before anything is made, and before `down` may take it for ours
             ownership.meet(open_bucket(made.bucket), spec)
-        last_request.remember(LastRequest(request=request, terms=terms, backend=self._backend))
+        begun = LastRequest(request=request, terms=terms, backend=self._backend, is_done=False)
+        last_request.remember(begun)
         clusters.remember(made)
         outputs = self._made(request, engine, force)
         bucket = cluster_bucket.opened(str(outputs["bucket"]), self._say, now=self._now, pause=self._pause)
@@ -238,6 +239,7 @@ class RentedClusters:
         wanted = FleetRequest(max(1, request.nodes_min), request.nodes_max, wait_s)
         arrivals.wait(wanted)
         config.write(request.cluster, read_hosts(bucket))
+        last_request.remember(msgspec.structs.replace(begun, is_done=True))
         return made
 
     def _made(self, request: StackRequest, engine: UpEngine, force: bool) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
     terms: NodeOptions
     backend: str = ""
     """URL of where Pulumi's state of it is; empty: a folder on this machine (see ``automation``)."""
+    is_done: bool = True
+    """That ``up`` came to its end; until then, what it asked for may be there in part."""
 
 
 def remember(up: LastRequest) -> None:

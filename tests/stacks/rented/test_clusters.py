@@ -367,7 +367,8 @@ def test_up_that_broke_off_at_its_group_goes_on(account: Account, way: Callable[
     group = f"create aws:autoscaling/group:Group {account.cluster}"
     way(account, group)
     account.obstacles.forget()
-    account.up()
+    goes_on = f"goes on with what an earlier `gpuctl up --cluster {account.cluster}` began"
+    assert account.up().stdout.splitlines()[0] == goes_on, "though nothing of the request changes"
     assert len(account.machines()) == 2
     account.run("down", "-y")
     assert account.run("leaks", "--provider", "aws").stdout == ""
