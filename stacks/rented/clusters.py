@@ -79,6 +79,7 @@ class RentedClusters:
         *,
         wait_s: float,
         force: bool = False,
+        refresh: bool = False,
         confirm: Callable[[str], None] = lambda _: None,
     ) -> KnownCluster:
         """Make the cluster, or what is missing of it, in the first zone that gives enough machines.
@@ -89,6 +90,7 @@ class RentedClusters:
             terms: options of its nodes besides their place.
             wait_s: seconds that each zone has to start the machines.
             force: clear a lock that another machine has left.
+            refresh: first bring the state up to date with the cloud.
             confirm: is asked once nothing speaks against it any more, before anything is made, with the question for
                 the user; it may raise.
 
@@ -111,7 +113,7 @@ class RentedClusters:
         confirm("The machines' group is gone. Repair the cluster?" if is_gone else "Rent them?")
         regions.note_used(request.provider, request.region)
         with telling_what_is_there(there, request, self._say):
-            if is_gone:
+            if is_gone or refresh:
                 engine.refresh(force=force)
             return self._up(request, terms, earlier, places, home, wait_s=wait_s, force=force)
 
@@ -163,9 +165,11 @@ class RentedClusters:
             force: clear a lock that another machine has left.
             confirm: is asked before anything is changed, with the question for the user; it may raise.
         """
-        confirm("Replace what is missing?")
-        self._engine(last.request.cluster).refresh(force=force)
-        return self.up(last.request, last.terms, wait_s=wait_s, force=force)
+
+        def confirm_repair(_: str) -> None:
+            confirm("Replace what is missing?")
+
+        return self.up(last.request, last.terms, wait_s=wait_s, force=force, refresh=True, confirm=confirm_repair)
 
     def _up(
         self,

@@ -24,6 +24,8 @@ from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.rented.clusters import RentedClusters
+from gpuctl.stacks.request import last_request
+from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest
 from tests.fakes.aws.user import TYPE, Account
 from tests.fakes.requests import asked
@@ -276,6 +278,25 @@ def test_records_that_cannot_be_deleted_do_not_fail_a_down(account: Account, mon
     rented = RentedClusters(lambda _name: Late(FailureKind.RESOURCE, 0), said.append)
     assert rented.down(asked("aws", cluster=account.cluster, account=""), force=True) == []
     assert said[-1] == f"everything is removed, but {account.last_up_path()} cannot be deleted: Is a directory"
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_repair_looks_at_the_cloud_says_what_is_there(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refreshing(Late):
+        def refresh(self, **_: bool) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", account.env["AWS_ENDPOINT_URL"])
+    last = LastRequest(request=asked("aws", cluster=account.cluster, account=""), terms=NodeOptions())
+    last_request.remember(last)
+    said, questions = list[str](), list[str]()
+    rented = RentedClusters(lambda _name: Refreshing(FailureKind.RESOURCE, 0), said.append)
+    with pytest.raises(KeyboardInterrupt):
+        rented.repair(last, wait_s=1.0, confirm=questions.append)
+    assert questions == ["Replace what is missing?"]
+    assert said[-1].startswith("interrupted: nothing remains; `gpuctl up --cluster ")
 
 
 @pytest.mark.slow
