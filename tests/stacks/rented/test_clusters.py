@@ -58,6 +58,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     bucket.put("jobs/a-1/checkpoints/part", b"kept")
     done = account.run("down", "-y")
     assert done.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
+    assert f"kept Bucket {account.cluster}\n" in done.stderr and "deleted Bucket " not in done.stderr
     assert account.run("leaks", "--provider", "aws").stdout == ""
     assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part"]
     assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
