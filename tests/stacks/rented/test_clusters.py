@@ -366,24 +366,25 @@ def test_a_flag_that_makes_no_sense_is_one_line(account: Account, args: list[str
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.xdist_group("any resource aws")
-def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> None:
+@pytest.mark.parametrize(("way", "goes_on"), interruptions.every_way("aws"))
+def test_up_that_broke_off_at_any_resource_leaves_nothing(
+    account: Account, way: Callable[[User, str], None], goes_on: bool
+) -> None:
     """With the flagship's private network, its endpoint for SSH and its placement group."""
     key = account.folder / ".ssh" / "id_ed25519.pub"
     flags = ("--type", "p4d.24xlarge", "--ssh-key", str(key), "--ssh-from", "203.0.113.7/32", "--zone", "us-east-1a")
     account.up_flags = ["--provider", "aws", *flags]
     account.boot_machines()
-    interruptions.at_every_resource(account, 0)
+    interruptions.at_every_resource(account, way, goes_on=goes_on)
+
+
+@pytest.mark.parametrize("way", interruptions.A_FEW)
+def test_up_that_broke_off_at_its_role_leaves_nothing(account: Account, way: Callable[[User, str], None]) -> None:
+    interruptions.at_one(account, way, f"create aws:iam/role:Role {account.cluster}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, id=way.__name__, marks=[] if way is interruptions.refused else [pytest.mark.slow])
-        for way in interruptions.WAYS
-    ],
-)
+@pytest.mark.parametrize("way", interruptions.WAYS)
 def test_up_that_broke_off_at_its_group_goes_on(account: Account, way: Callable[[User, str], None]) -> None:
     account.boot_machines()
     group = f"create aws:autoscaling/group:Group {account.cluster}"
@@ -435,16 +436,6 @@ def test_what_broke_off_beside_machines_is_made_again_and_they_run_on(account: A
     assert account.machines() == machines
     assert len(account.rules()) == rules + 1
     account.run("down", "-y")
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_is_what_ctrl_c_is(account: Account) -> None:
-    account.boot_machines()
-    group = f"create aws:autoscaling/group:Group {account.cluster}"
-    interruptions.terminated(account, group, signal.SIGHUP)
-    account.obstacles.forget()
-    account.run("down", "-y")
-    assert account.run("leaks", "--provider", "aws").stdout == ""
 
 
 @pytest.mark.slow

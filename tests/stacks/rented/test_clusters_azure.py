@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +159,17 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.xdist_group("any resource azure")
-def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> None:
+@pytest.mark.parametrize(("way", "goes_on"), interruptions.every_way("azure"))
+def test_up_that_broke_off_at_any_resource_leaves_nothing(
+    account: Account, way: Callable[[User, str], None], goes_on: bool
+) -> None:
     account.boot_machines()
-    interruptions.at_every_resource(account, 2)
+    interruptions.at_every_resource(account, way, goes_on=goes_on)
+
+
+@pytest.mark.parametrize("way", interruptions.A_FEW)
+def test_up_that_broke_off_at_its_scale_set_leaves_nothing(account: Account, way: Callable[[User, str], None]) -> None:
+    interruptions.at_one(account, way, f"create azure-native:compute:VirtualMachineScaleSet {account.cluster}")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ What the project cannot do: change what no `up` of these tests changes, and wait
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,19 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.xdist_group("any resource gcp")
-def test_up_that_broke_off_at_any_resource_leaves_nothing(owner: Owner) -> None:
+@pytest.mark.parametrize(("way", "goes_on"), interruptions.every_way("gcp"))
+def test_up_that_broke_off_at_any_resource_leaves_nothing(
+    owner: Owner, way: Callable[[User, str], None], goes_on: bool
+) -> None:
     owner.boot_machines()
-    interruptions.at_every_resource(owner, 1)
+    interruptions.at_every_resource(owner, way, goes_on=goes_on)
+
+
+@pytest.mark.parametrize("way", interruptions.A_FEW)
+def test_up_that_broke_off_at_its_service_account_leaves_nothing(
+    owner: Owner, way: Callable[[User, str], None]
+) -> None:
+    interruptions.at_one(owner, way, f"create gcp:serviceaccount/account:Account {owner.cluster}")
 
 
 @pytest.mark.slow
