@@ -13,9 +13,11 @@ from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.stacks.catalog import region_names
 from gpuctl.stacks.clouds import regions
 from gpuctl.stacks.clouds.answers import KeptBucket
+from gpuctl.stacks.clouds.extras import not_installed
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.providers.interface import Dialog, RentRequest, RentsMachines
 from gpuctl.stacks.providers.ownership import printable
+from gpuctl.stacks.rented.missing_engine import MissingEngine
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest
 from gpuctl.stacks.state.clusters import KnownCluster
@@ -55,7 +57,7 @@ class CloudProvider(RentsMachines):
             from gpuctl.stacks.rented.by_tag import remove_known
 
             return remove_known(cluster, self._dialog, force=force)
-        with self._rented(last.backend) as rented:
+        with self._rented(last.backend, may_lack_pulumi=True) as rented:
             return rented.down(last.request, force=force)
 
     def retry_hint(self, cluster: KnownCluster) -> str:
@@ -82,12 +84,19 @@ class CloudProvider(RentsMachines):
         self._cloud.remove_bucket(bucket)
 
     @contextmanager
-    def _rented(self, backend: str) -> Iterator[RentedClusters]:
+    def _rented(self, backend: str, *, may_lack_pulumi: bool = False) -> Iterator[RentedClusters]:
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # Pulumi's SDK brings gRPC, which tells of every goodbye
-        from gpuctl.stacks.engine.automation import Engine
         from gpuctl.stacks.rented.clusters import RentedClusters
 
         say = self._dialog.say
+        try:
+            from gpuctl.stacks.engine.automation import Engine
+        except ModuleNotFoundError as error:
+            missing = not_installed(error)
+            if missing is None or not may_lack_pulumi:
+                raise
+            yield RentedClusters(lambda cluster: MissingEngine(cluster, missing), say, backend=backend)
+            return
         with self._dialog.progress() as on_progress:
             engine = partial(Engine, backend=backend, on_progress=on_progress, say=say)
             yield RentedClusters(engine, say, backend=backend)

@@ -12,10 +12,12 @@ from msgspec.structs import replace
 
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.clouds.answers import Leftover
+from gpuctl.stacks.clouds.extras import NotInstalled
 from gpuctl.stacks.engine.automation import Engine
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.rented.earlier_up import EarlierUp
+from gpuctl.stacks.rented.missing_engine import MissingEngine
 from gpuctl.stacks.rented.teardown import Teardown
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
@@ -141,3 +143,14 @@ def test_state_that_cannot_be_used_keeps_nothing_running(tmp_path: Path, monkeyp
     left = Teardown(REQUEST, account, Engine("demo"), said.append, pause=lambda _: None, now=lambda: 0.0).all()
     assert (left.found, account.there) == ((), [])
     assert "removing resources by tag" in said
+
+
+def test_a_missing_package_of_pulumis_keeps_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(tmp_path))
+    (tmp_path / "pulumi" / "demo" / "state").mkdir(parents=True)
+    account, said = TaggedAccount("gcp", NETWORK, SUBNET), list[str]()
+    engine = MissingEngine("demo", NotInstalled("this needs pulumi, which is not installed", "pip install it"))
+    left = Teardown(REQUEST, account, engine, said.append, pause=lambda _: None, now=lambda: 0.0).all()
+    assert (left.found, account.there) == ((), [])
+    assert said[:2] == ["this needs pulumi, which is not installed", "removing resources by tag"]
+    assert not (tmp_path / "pulumi" / "demo").exists()
