@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -142,10 +143,14 @@ class Engine:
                 with contextlib.suppress(OSError):
                     settings.unlink()
             return
-        with contextlib.suppress(StackFailed):
+        try:
             stack = self._stack()
             with self._explained(stack):
                 stack.workspace.remove_stack(self._cluster, force=True)
+        except StackFailed as failed:
+            if failed.kind is not FailureKind.NO_STACK:
+                where = f"PULUMI_BACKEND_URL={shlex.quote(self._backend)} pulumi stack rm --force {self._cluster}"
+                self._say(f"the stack's state could not be deleted: {failed.message}; to use the name again: {where}")
 
     def orphaned_plugins(self) -> list[psutil.Process]:
         """Those that go on although an earlier engine of this stack has ended."""

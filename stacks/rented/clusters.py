@@ -264,7 +264,7 @@ def _forget(request: StackRequest) -> None:
     """Nothing of the cluster is left but its bucket, and there nothing but what jobs have left."""
     with contextlib.suppress(GpuctlError):  # it may never have come to be, or be gone
         cluster_bucket.forget(request.bucket_url(), request.id)
-    last_request.forget(request.cluster)
+    last_request.forget_all(request.cluster)
     clusters.forget(request.cluster)
 
 

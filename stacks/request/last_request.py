@@ -97,12 +97,8 @@ def of(cluster: str) -> LastRequest:
     return found
 
 
-def forget(cluster: str) -> None:
-    _path(cluster).unlink(missing_ok=True)
-
-
 def forget_all(cluster: str) -> None:
-    """Forget a cluster that was removed by its tags, with its Pulumi state if that is on this machine."""
+    """Forget a cluster that is gone, with its Pulumi state if that is on this machine."""
     shutil.rmtree(_path(cluster).parent, ignore_errors=True)
 
 

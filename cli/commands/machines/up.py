@@ -128,7 +128,8 @@ def verb(
             if verify:
                 from gpuctl.cli.session.verify_job import verify_new  # brings what reads a job's output
 
-                verify_new(open_bucket(rented.bucket), settings)
+                with as_interrupts():
+                    verify_new(open_bucket(rented.bucket), settings)
         return
     if refused := [*machines.given(), *terms.given(), *(["--backend"] if backend else [])]:
         raise BadInput(

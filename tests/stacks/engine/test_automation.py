@@ -499,6 +499,20 @@ def test_a_destroy_that_ends_well_with_things_left_was_interrupted() -> None:
     assert "stack rm" not in cli.ran
 
 
+def test_a_shared_state_that_cannot_be_deleted_is_told_with_what_deletes_it() -> None:
+    class Sealed(Cli):
+        def run(self, args: list[str], *rest: Any, **more: Any) -> CommandResult:
+            if "rm" in args:
+                raise create_command_error(CommandResult("", "error: incorrect passphrase", 255))
+            return super().run(args, *rest, **more)
+
+    said: list[str] = []
+    Engine("demo", backend="s3://team", command=Sealed(there=True), say=said.append).forget()
+    assert len(said) == 1 and said[0].endswith("PULUMI_BACKEND_URL=s3://team pulumi stack rm --force demo")
+    Engine("demo", backend="s3://team", command=Cli(), say=said.append).forget()
+    assert len(said) == 1, "where there is none, nothing is told"
+
+
 def test_a_state_is_forgotten_whatever_it_holds() -> None:
     cli = _cli(up=Scene("up"))
     engine = Engine("demo", command=cli)

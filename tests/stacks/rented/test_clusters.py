@@ -274,11 +274,14 @@ def test_a_state_that_is_of_no_use_is_forgotten_once_nothing_is_there(
 @pytest.mark.slow
 def test_records_that_cannot_be_deleted_do_not_fail_a_down(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", account.env["AWS_ENDPOINT_URL"])
-    account.last_up_path().mkdir(parents=True)
+    note = account.folder / "state" / "clusters" / f"{account.cluster}.json"
+    note.mkdir(parents=True)
+    (account.last_up_path().parent / "state").mkdir(parents=True)
     said: list[str] = []
     rented = RentedClusters(lambda _name: Late(FailureKind.RESOURCE, 0), said.append)
     assert rented.down(asked("aws", cluster=account.cluster, account=""), force=True) == []
-    assert said[-1] == f"everything is removed, but {account.last_up_path()} cannot be deleted: Is a directory"
+    assert said[-1] == f"everything is removed, but {note} cannot be deleted: Is a directory"
+    assert not account.last_up_path().parent.exists(), "the stack's folder stays"
 
 
 @pytest.mark.slow
