@@ -208,5 +208,7 @@ class Teardown:
 
 
 def _is_known(one: Leftover, ids: Sequence[str]) -> bool:
-    """Pulumi knows some things by a path that ends with what a scan calls them."""
-    return any(id_ and (id_ == one.id or id_ == one.ref or id_.endswith(f"/{one.id}")) for id_ in ids)
+    """Pulumi knows some things by a path that ends with what a scan calls them, and things of several kinds may have
+    one name: of a path, the kind counts too, as in ``…/networks/gpuctl-demo``."""
+    tail = "/".join(one.ref.split("/")[-2:]) or one.id
+    return any(id_ and (id_ in (one.id, one.ref) or f"/{id_}".endswith(f"/{tail}")) for id_ in ids)

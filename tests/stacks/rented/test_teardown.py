@@ -97,6 +97,29 @@ def test_region_that_the_state_knows_is_looked_into_too() -> None:
     assert left.regions == ("europe-west4", "us-central1")
 
 
+def test_what_only_has_the_name_of_something_known_is_removed_before_the_first_try() -> None:
+    """As on Google Cloud, where the network and the group of machines in it are called the same."""
+    paths = "projects/p/global/networks/gpuctl-demo", "projects/p/zones/z/instanceGroupManagers/gpuctl-demo"
+    network, group = (
+        replace(NETWORK, kind=kind, ref=ref) for kind, ref in zip(("network", "instance group"), paths, strict=True)
+    )
+    account, waited = TaggedAccount("gcp", network, group), list[float]()
+
+    class Full(State):
+        def forget_unknown(self, **_: bool) -> None: ...
+
+        def destroy(self, **_: bool) -> None:
+            if group in account.there:
+                raise StackFailed(FailureKind.RESOURCE, "the template is already being used by the group")
+            account.there.remove(network)
+
+        def resources(self) -> tuple[StateResource, ...]:
+            return (StateResource("gcp:compute/network:Network", "demo", id=paths[0]),)
+
+    left = Teardown(REQUEST, account, Full(account), print, pause=waited.append, now=lambda: 0.0).all()
+    assert (left.found, account.there, waited) == ((), [], [])
+
+
 class Ignorant(State):
     """Knows that something was being made, and of nothing that is there."""
 
