@@ -190,8 +190,8 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account
     done = account.run("down", "-y", code=1)
     assert done.stdout == f"left: volume {volume['VolumeId']} in us-east-1, $0.08/h\n"
     elsewhere = f"gpuctl down --by-tag {account.cluster} --provider aws --region us-east-1"
-    again = f"run `gpuctl down --cluster {account.cluster}` again"
-    line = f"1 thing could not be removed; {again}, or remove whatever has its name"
+    hint = f"run `gpuctl down --cluster {account.cluster}` again"
+    line = f"1 thing could not be removed; {hint}, or remove whatever has its name"
     assert done.stderr.splitlines()[-1] == f"error: {line}: {elsewhere}"
     ec2.delete_volume(VolumeId=volume["VolumeId"])
     again = account.run("down", "-y")

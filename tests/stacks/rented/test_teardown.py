@@ -67,7 +67,7 @@ class State:
     def refresh(self, **_: bool) -> None:
         raise NotImplementedError
 
-    def up(self, *_: object, **__: bool) -> dict[str, Any]:
+    def up(self, request: StackRequest, *, force: bool = False) -> dict[str, Any]:
         raise NotImplementedError
 
     def outputs(self) -> dict[str, Any]:
