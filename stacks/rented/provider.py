@@ -32,6 +32,8 @@ class CloudProvider(RentsMachines):
     def __init__(self, name: str, dialog: Dialog) -> None:
         super().__init__(name, dialog)
         self._cloud = cloud(name)
+        self._has_told = False
+        """That the last request cannot be read."""
 
     def rent(self, rental: RentRequest) -> KnownCluster:
         """Rent a cluster; see ``RentedClusters.up``."""
@@ -106,7 +108,9 @@ class CloudProvider(RentsMachines):
         try:
             last = last_request.find(cluster.name)
         except CorruptRecord as error:
-            self._dialog.say(f"{error.message}: going on by the cluster's tags")
+            if not self._has_told:
+                self._dialog.say(f"{error.message}: going on by the cluster's tags")
+            self._has_told = True
             return None
         is_its = last is not None and (last.request.provider, last.request.id) == (cluster.provider, cluster.id)
         return last if is_its else None
