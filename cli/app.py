@@ -127,7 +127,10 @@ def _of_this_machine(error: OSError) -> str | None:
     folder = state_dir()
     path = Path(os.fsdecode(error.filename))
     if path.is_relative_to(folder) or folder.is_relative_to(path):  # the latter while the folder is made
-        return f"cannot use the state folder {folder}: {why}; set GPUCTL_STATE_DIR to another folder"
+        fix = "free some space" if error.errno in _FULL else "set GPUCTL_STATE_DIR to another folder"
+        if error.errno in _FORBIDDEN and any((folder / "clusters").glob("*.json")):
+            fix = "make it writable: your clusters are noted there"  # and in another folder would not be known
+        return f"cannot use the state folder {folder}: {why}; {fix}"
     return f"{os.fsdecode(error.filename)}: {why}" if error.errno in {*_FULL, *_FORBIDDEN} else None
 
 

@@ -74,6 +74,7 @@ _PAST = {
     "update": "updated",
     "delete": "deleted",
     "delete-replaced": "deleted",
+    "keep": "kept",
     "refresh": "read",
     "replace": "replaced",
 }

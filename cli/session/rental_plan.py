@@ -29,6 +29,7 @@ from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest
 from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.ssh import keys
+from gpuctl.stacks.state.clusters import command
 
 if TYPE_CHECKING:
     from gpuctl.stacks.plan.planner import Plan
@@ -118,7 +119,7 @@ def backend_of(settings: Settings, last: LastRequest | None) -> str:
         was, asked = (shown(url) or "a folder on this machine" for url in (last.backend, told))
         raise BadInput(
             f"Pulumi's state of {settings.cluster} is in {was}, not in {asked}",
-            "leave --backend out, or run `gpuctl down` first",
+            f"leave --backend out, or run `{command('down', settings.cluster)}` first",
         )
     return last.backend
 

@@ -28,6 +28,7 @@ from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest, new_cluster_id
 from gpuctl.stacks.ssh import keys
 from gpuctl.stacks.state import clusters
+from gpuctl.stacks.state.clusters import command
 
 if TYPE_CHECKING:
     from gpuctl.stacks.state.clusters import KnownCluster
@@ -117,7 +118,7 @@ def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags
         path = Path(machines.ssh_key) if machines.ssh_key else None
         terms = replace(terms, identity=keys.identity(request.ssh_key, path))
     planned = with_user_data(request, node_package.build().package, terms)
-    _plan(planned, flags, unchecked, _changes(last, request, terms))
+    _plan(planned, flags, unchecked, changes_since(last, request, terms))
     if flags.dry_run:
         return None
     install_what_is_missing(provider, yes=flags.yes)  # before the question: without it, the answer is of no use
@@ -157,8 +158,8 @@ def _plan(request: StackRequest, flags: TermFlags, unchecked: Sequence[str], cha
         raise BadInput(f"{count(len(made.errors), 'problem')} to fix first", hint)
 
 
-def _changes(last: LastRequest | None, request: StackRequest, terms: NodeOptions) -> list[str] | None:
-    """A line each, as ``nodes: 2 -> 4``; ``None``: there was nothing before."""
+def changes_since(last: LastRequest | None, request: StackRequest, terms: NodeOptions) -> list[str] | None:
+    """A line each, as ``nodes: 2 -> 4``, for what ``up`` changes in a cluster; ``None``: there was nothing before."""
     if last is None:
         return None
     before, after = last.request, request
@@ -179,7 +180,9 @@ def _changes(last: LastRequest | None, request: StackRequest, terms: NodeOptions
         "stall minutes": (f"{last.terms.stall_minutes:g}", f"{terms.stall_minutes:g}"),
         "gpuctl": (before.version, after.version),
     }
-    return [f"{what}: {old} -> {new}" for what, (old, new) in pairs.items() if old != new]
+    goes_on = f"goes on with what an earlier `{command('up', request.cluster)}` began"
+    told = [] if last.is_done else [goes_on]
+    return told + [f"{what}: {old} -> {new}" for what, (old, new) in pairs.items() if old != new]
 
 
 def _nodes(request: StackRequest) -> str:

@@ -22,6 +22,7 @@ from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.codec import decode
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.storage.bucket import Bucket
+from gpuctl.stacks.state.clusters import command
 from gpuctl.trainers.diagnostics.net_plugin import FABRICS
 
 _SCRIPT = "verify.py"
@@ -91,11 +92,11 @@ def measure(
     except TimeoutError as error:
         assert limit_s is not None
         queue.ask_to_cancel(store, job.job, now=True)
-        option = "" if settings.cluster == "default" else f" --cluster {settings.cluster}"
+        name = settings.cluster
         raise GpuctlError(
             f"the network test timed out after {limit_s / 60:.3g} minutes; {job.job} is being cancelled",
-            f"the cluster is up and takes jobs; gpuctl logs{option} {job.job} tells how far it came,"
-            f" gpuctl verify{option} tests again without a limit, gpuctl down{option} ends the cluster",
+            f"the cluster is up and takes jobs; {command(f'logs {job.job}', name)} tells how far it came,"
+            f" {command('verify', name)} tests again without a limit, {command('down', name)} ends the cluster",
         ) from error
 
 

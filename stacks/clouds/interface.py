@@ -103,6 +103,10 @@ class Cloud(ABC):
         found: Scan = self._module("cleanup.leaks").scan(regions, cluster)
         return found
 
+    def parts(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:  # noqa: ARG002
+        """What stands in ``leftovers``, is in no scan, and cannot be made a second time. ``remove`` deletes it too."""
+        return ()
+
     def remove(self, leftovers: Sequence[Leftover], say: Callable[[str], None]) -> None:
         """Delete what ``leftovers`` found, each before what it stands in (machines before networks), and wait until
         each is gone. What is gone already is no failure. What cannot be deleted is told by ``say`` with the cloud's

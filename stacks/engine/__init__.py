@@ -7,5 +7,6 @@ Read in this order:
 - ``errors``: why it failed, for people
 - ``deployment``: a stack's state
 - ``pulumi_process``: its CLI as a process
+- ``interrupts``: Ctrl-C while it is at work
 - ``pulumi_install``, ``pulumi_release``: its CLI and plug-ins, found or installed
 """

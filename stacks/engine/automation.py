@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import psutil
@@ -34,18 +33,19 @@ from pulumi.automation import (
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks import program
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource, has_pending, resources, unknown
-from gpuctl.stacks.engine.errors import FailureKind, StackFailed, cancelled, failure
+from gpuctl.stacks.engine.errors import FailureKind, StackFailed, cancelled, failure, unwritable
 from gpuctl.stacks.engine.events import EventListener, OnProgress
+from gpuctl.stacks.engine.interrupts import to_the_end
 from gpuctl.stacks.engine.pulumi_install import found_cli
 from gpuctl.stacks.engine.pulumi_process import STACK, OwnSession, orphaned_plugins
 from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.state.clusters import command
 from gpuctl.stacks.state.paths import private_folder, state_dir
 
 _PROJECT = "gpuctl"
 _PASSPHRASE = "gpuctl"
 """Of a state on this machine, which holds no secret. Pulumi wants one; if it could be lost, the state could be too."""
 _PASSPHRASE_FROM = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
-_SIGNALS_EVERY_S = 0.5
 _INTERRUPTED = "interrupted: waiting for Pulumi to finish; press Ctrl-C again to stop it now"
 
 
@@ -77,6 +77,8 @@ class Engine:
         self._command = command
         self._on_progress = on_progress
         self._say = say
+        self._interrupted = False
+        """The last verb was, by the user."""
 
     def up(self, request: StackRequest, *, force: bool = False) -> dict[str, Any]:
         """Make what is missing, change what is different. Returns the stack's outputs (see ``Cloud``).
@@ -138,23 +140,43 @@ class Engine:
         if not self._backend:
             shutil.rmtree(self._folder() / "state", ignore_errors=True)
             for settings in self._folder().glob("Pulumi.*.yaml"):
-                settings.unlink()
+                with contextlib.suppress(OSError):
+                    settings.unlink()
             return
-        with contextlib.suppress(StackFailed):
+        try:
             stack = self._stack()
             with self._explained(stack):
                 stack.workspace.remove_stack(self._cluster, force=True)
+        except StackFailed as failed:
+            if failed.kind is not FailureKind.NO_STACK:
+                where = f"PULUMI_BACKEND_URL={shlex.quote(self._backend)} pulumi stack rm --force {self._cluster}"
+                self._say(f"the stack's state could not be deleted: {failed.message}; to use the name again: {where}")
 
     def orphaned_plugins(self) -> list[psutil.Process]:
         """Those that go on although an earlier engine of this stack has ended."""
         return orphaned_plugins(str(self._folder()))
 
     def _folder(self) -> Path:
-        return private_folder(state_dir() / "pulumi" / self._cluster)
+        return state_dir() / "pulumi" / self._cluster
 
     def _stack(self, declare: Callable[[], None] | None = None) -> Stack:
         """Only one that is about to be made (``declare``) is created if there is none."""
-        folder = self._folder()
+        try:
+            return self._opened(declare)
+        except StackNotFoundError as error:
+            where = self._backend or "this machine"
+            raise StackFailed(
+                FailureKind.NO_STACK,
+                f"there is no stack of {self._cluster} on {where}",
+                f"create one with `{command('up', self._cluster)}`",
+            ) from error
+        except CommandError as error:
+            raise failure(self._cluster, _written(error), ()) from error
+        except OSError as error:
+            raise unwritable(self._cluster, error) from error
+
+    def _opened(self, declare: Callable[[], None] | None) -> Stack:
+        folder = private_folder(self._folder())
         env = {
             "PULUMI_BACKEND_URL": self._backend or f"file://{private_folder(folder / 'state')}",
             "PULUMI_SKIP_UPDATE_CHECK": "true",
@@ -171,15 +193,7 @@ class Engine:
             project_settings=ProjectSettings(name=_PROJECT, runtime="python", main=str(folder)),
             pulumi_command=self._command,
         )
-        try:
-            return (Stack.create_or_select if declare else Stack.select)(self._cluster, workspace)
-        except StackNotFoundError as error:
-            where = self._backend or "this machine"
-            raise StackFailed(
-                FailureKind.NO_STACK, f"there is no stack of {self._cluster} on {where}", "create one with `gpuctl up`"
-            ) from error
-        except CommandError as error:
-            raise failure(self._cluster, _written(error), ()) from error
+        return (Stack.create_or_select if declare else Stack.select)(self._cluster, workspace)
 
     def _exported(self, stack: Stack) -> Mapping[str, Any]:
         with self._explained(stack):
@@ -198,44 +212,22 @@ class Engine:
 
     def _once(self, stack: Stack, verb: Callable[[EventListener], Any]) -> Any:
         listener = EventListener(self._on_progress)
-        with self._explained(stack, listener):
-            return self._to_the_end(lambda: verb(listener))
+        self._interrupted = False
+        own = self._command if isinstance(self._command, OwnSession) else None
+        try:
+            with self._explained(stack, listener), own.one_verb() if own else contextlib.nullcontext():
+                return to_the_end(lambda: verb(listener), self._interrupt)
+        except StackFailed as failed:
+            if failed.kind is FailureKind.OTHER and self._interrupted:  # in a run that knows no word for it
+                raise cancelled(self._cluster, failed.left) from failed
+            raise
 
-    def _to_the_end(self, verb: Callable[[], Any]) -> Any:
-        """Whoever interrupts it waits until the CLI has ended: to leave before would leave behind operations that no
-        state knows the outcome of."""
-        interrupted: KeyboardInterrupt | None = None
-        running: Future[Any] = Future()
-
-        def run() -> None:
-            if running.set_running_or_notify_cancel():
-                try:
-                    running.set_result(verb())
-                except BaseException as error:  # noqa: BLE001 - raised below
-                    running.set_exception(error)
-
-        thread = Thread(target=run, name="pulumi")
-        begun = False
-        while True:
-            try:
-                if not begun:
-                    begun = True
-                    thread.start()  # in which a signal may be heard too, when the thread is at work already
-                # Python runs signal handlers in this thread, which a signal wakes only if the system delivered it here
-                # and not to one of Pulumi's threads.
-                if wait([running], _SIGNALS_EVERY_S).done:
-                    break
-            except KeyboardInterrupt as error:
-                if running.cancel():
-                    raise
-                if interrupted is None:
-                    self._say(_INTERRUPTED)
-                interrupted = error
-                if isinstance(self._command, OwnSession):
-                    self._command.interrupt()
-        if interrupted is not None and running.exception() is None:
-            raise interrupted
-        return running.result()
+    def _interrupt(self) -> None:
+        if not self._interrupted:
+            self._say(_INTERRUPTED)
+        self._interrupted = True
+        if isinstance(self._command, OwnSession):
+            self._command.interrupt()
 
     @contextlib.contextmanager
     def _explained(self, stack: Stack, listener: EventListener | None = None) -> Iterator[None]:
@@ -246,6 +238,8 @@ class Engine:
         except CommandError as error:
             left = () if listener is None else _left(stack)
             raise failure(self._cluster, _written(error), listener.refusals() if listener else (), left) from error
+        except OSError as error:
+            raise unwritable(self._cluster, error) from error
 
 
 def inline(request: StackRequest) -> Callable[[], None]:

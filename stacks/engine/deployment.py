@@ -10,8 +10,7 @@ from gpuctl.stacks.engine.errors import place
 
 NO_THING = ("pulumi:", "gpuctl:")
 """Types of stacks, providers and components: none of them is anything in a cloud."""
-_SHOWS_IN_A_SCAN = ("tags", "labels")
-"""Inputs of what a scan by tag sees; the rest is a part of such a thing and goes with it."""
+_PROVIDER = "pulumi:providers:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +22,8 @@ class StateResource:
     name: str
     id: str = ""
     """The cloud's own."""
+    region: str = ""
+    """Of its provider; empty if the state does not tell."""
 
     def __str__(self) -> str:
         return f"{self.type} {self.name}"
@@ -34,8 +35,6 @@ class InterruptedCreation:
 
     type: str
     name: str
-    shows: bool
-    """A scan by tag would find it."""
 
     def __str__(self) -> str:
         return f"{self.type} {self.name}"
@@ -43,8 +42,17 @@ class InterruptedCreation:
 
 def resources(deployment: Mapping[str, Any]) -> tuple[StateResource, ...]:
     """The resources in the state that exist in a cloud."""
-    there = [one for one in deployment.get("resources") or () if not one["type"].startswith(NO_THING)]
-    return tuple(StateResource(*place(one["urn"]), id=str(one.get("id") or "")) for one in there)
+    everything = deployment.get("resources") or ()
+    regions = {one["urn"]: _region(one) for one in everything if one["type"].startswith(_PROVIDER)}
+    there = [one for one in everything if not one["type"].startswith(NO_THING)]
+    return tuple(
+        StateResource(
+            *place(one["urn"]),
+            id=str(one.get("id") or ""),
+            region=regions.get(str(one.get("provider") or "").rpartition("::")[0], ""),
+        )
+        for one in there
+    )
 
 
 def has_pending(deployment: Mapping[str, Any]) -> bool:
@@ -55,9 +63,10 @@ def has_pending(deployment: Mapping[str, Any]) -> bool:
 def unknown(deployment: Mapping[str, Any]) -> tuple[InterruptedCreation, ...]:
     """The creations in the state that were interrupted."""
     pending = [one for one in deployment.get("pending_operations") or () if one["type"] == "creating"]
-    return tuple(_unknown(one["resource"]) for one in pending)
+    return tuple(InterruptedCreation(*place(one["resource"]["urn"])) for one in pending)
 
 
-def _unknown(resource: Mapping[str, Any]) -> InterruptedCreation:
-    inputs = resource.get("inputs") or {}
-    return InterruptedCreation(*place(resource["urn"]), shows=any(key in inputs for key in _SHOWS_IN_A_SCAN))
+def _region(provider: Mapping[str, Any]) -> str:
+    """Azure calls it a location."""
+    inputs = provider.get("inputs") or {}
+    return str(inputs.get("region") or inputs.get("location") or "")

@@ -6,7 +6,9 @@ lock), ``pkg/cmd/pulumi`` (cancelled) and of the bridge that most providers are 
 
 from __future__ import annotations
 
+import os
 import platform
+import pwd
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from enum import StrEnum
 import psutil
 
 from gpuctl.cluster.errors import INTERRUPTED, GpuctlError
+from gpuctl.stacks.state.clusters import command
 
 
 class FailureKind(StrEnum):
@@ -105,10 +108,18 @@ class LockHolder:
         return self.host == platform.node()
 
     @property
+    def is_ours(self) -> bool:
+        """Whether its process would be seen here, if it lived: two machines may have one name, and share a state."""
+        return self.is_here and self.user == _user()
+
+    @property
     def lives(self) -> bool:
-        """Only for one that is here. A process that began after the lock was made has inherited the number."""
+        """Only for one that is here. A process that began after the lock was made has inherited the number, and one
+        whose parent has not asked for its end yet has ended all the same."""
         try:
-            return psutil.Process(self.pid).create_time() <= datetime.fromisoformat(self.since).timestamp() + 1.0
+            process = psutil.Process(self.pid)
+            began_before = process.create_time() <= datetime.fromisoformat(self.since).timestamp() + 1.0
+            return began_before and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
         except psutil.AccessDenied:
@@ -157,7 +168,7 @@ def failure(cluster: str, written: str, refusals: Sequence[ResourceFailure], lef
     """
     if found := _lock(cluster, written) or _plugin(written, refusals):
         return found
-    next_step = _next_step(left)
+    next_step = _next_step(cluster, left)
     if _CANCELLED.search(written):
         return cancelled(cluster, left)
     if not refusals and _UNREADABLE.search(written):
@@ -171,7 +182,9 @@ def failure(cluster: str, written: str, refusals: Sequence[ResourceFailure], lef
 
 def cancelled(cluster: str, left: Sequence[str]) -> StackFailed:
     """The error for an operation cancelled by the user."""
-    return StackFailed(FailureKind.CANCELLED, f"the update of {cluster} was interrupted", _next_step(left), left)
+    return StackFailed(
+        FailureKind.CANCELLED, f"the update of {cluster} was interrupted", _next_step(cluster, left), left
+    )
 
 
 def unreadable(cluster: str, why: str) -> StackFailed:
@@ -179,7 +192,18 @@ def unreadable(cluster: str, why: str) -> StackFailed:
     return StackFailed(
         FailureKind.UNREADABLE,
         f"Pulumi's state of {cluster} cannot be read: {why}",
-        "if it is shared, set PULUMI_CONFIG_PASSPHRASE as it was; else `gpuctl down` removes the cluster by its tags",
+        "if it is shared, set PULUMI_CONFIG_PASSPHRASE as it was; else"
+        f" `{command('down', cluster)}` removes the cluster by its tags",
+    )
+
+
+def unwritable(cluster: str, error: OSError) -> StackFailed:
+    """What Pulumi needs on this machine's disk cannot be used: it is full, read-only, or somebody else's."""
+    what = f"{error.filename}: " if error.filename else ""
+    return StackFailed(
+        FailureKind.OTHER,
+        f"Pulumi's files of {cluster} cannot be used: {what}{error.strerror or error}",
+        "free some space, or make them writable; then repeat it",
     )
 
 
@@ -189,13 +213,21 @@ def place(urn: str) -> tuple[str, str]:
     return (parts[2].rpartition("$")[2], parts[3]) if len(parts) == 4 else ("", urn)
 
 
+def _user() -> str:
+    """This process's, as Go tells it (``os/user``)."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return os.environ.get("USER", "")
+
+
 def _lock(cluster: str, written: str) -> StackFailed | None:
     holders = [LockHolder(user, host, int(pid), since) for user, host, pid, since in _HOLDER.findall(written)]
     if holders and "locked by" in written:
         who = ", ".join(str(holder) for holder in holders)
         if any(holder.is_here and holder.lives for holder in holders):
             return StackFailed(FailureKind.BUSY, f"{cluster} is being changed by {who}", _AGAIN)
-        if all(holder.is_here for holder in holders):
+        if all(holder.is_ours for holder in holders):
             return StackFailed(FailureKind.STALE, f"{cluster} is locked by {who}, which has ended", "repeat it")
         return StackFailed(FailureKind.HELD, f"{cluster} is locked by {who}", f"{_AGAIN}; {_FORCE}")
     if "[409] Conflict" in written or "locked by" in written:
@@ -212,11 +244,12 @@ def _plugin(written: str, refusals: Sequence[ResourceFailure]) -> StackFailed | 
     return None
 
 
-def _next_step(left: Sequence[str]) -> str:
+def _next_step(cluster: str, left: Sequence[str]) -> str:
+    down = command("down", cluster)
     if not left:
-        return "repeat it, or `gpuctl down` to make sure that nothing is left"
+        return f"repeat it, or `{down}` to make sure that nothing is left"
     things = "resource is" if len(left) == 1 else "resources are"
-    return f"{len(left)} {things} there: repeat it to go on from them, or `gpuctl down` to remove them"
+    return f"{len(left)} {things} there: repeat it to go on from them, or `{down}` to remove them"
 
 
 def _last_error(written: str) -> str:

@@ -21,7 +21,7 @@ class ResourceProgress:
     type: str
     """Pulumi token, such as ``aws:ec2/vpc:Vpc``."""
     operation: str
-    """``create``, ``update``, ``delete``, ``refresh``, …"""
+    """``create``, ``update``, ``delete``, ``refresh``, …; ``keep``: the state lets go of it, and it stays."""
     state: Literal["running", "done", "failed"]
     error: str = ""
     """What the provider said, in one line."""
@@ -67,7 +67,8 @@ class EventListener:
             return
         kind, name = place(step.urn)
         error = first_line(self._said.get(step.urn, "")) if state == "failed" else ""
-        self._on_progress(ResourceProgress(name, kind, step.op.value, state, error))
+        is_kept = step.op.value.startswith("delete") and step.old is not None and bool(step.old.retain_on_delete)
+        self._on_progress(ResourceProgress(name, kind, "keep" if is_kept else step.op.value, state, error))
 
     def _diagnosed(self, diagnostic: DiagnosticEvent) -> None:
         urn = diagnostic.urn or ""

@@ -13,7 +13,8 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +36,16 @@ class OwnSession(PulumiCommand):
         self.version = found.version
         self._running: subprocess.Popen[bytes] | None = None
         self._interrupts = 0
+        self._starting = threading.Lock()
+
+    @contextlib.contextmanager
+    def one_verb(self) -> Iterator[None]:
+        """Context of what the Automation API does in several runs: once interrupted, no further run of it begins."""
+        self._interrupts = 0
+        try:
+            yield
+        finally:
+            self._interrupts = 0
 
     def run(
         self,
@@ -53,26 +64,29 @@ class OwnSession(PulumiCommand):
             on_output: is told each line of its standard output, all of them at the end.
             on_error: is told each line of its error stream, all of them at the end.
 
-        Raises ``CommandError`` if the CLI fails.
+        Raises ``CommandError`` if the CLI fails, or if the verb was interrupted before.
         """
         env = {**os.environ, **additional_env, "PULUMI_AUTOMATION_API": "true"}
         if Path(self.command).is_absolute():  # its own plug-ins, which lie beside it, go before those on PATH
             env["PATH"] = f"{Path(self.command).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            with subprocess.Popen(
-                [self.command, "--non-interactive", *args],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=cwd,
-                env=env,
-                start_new_session=True,
-            ) as process:
-                self._running, self._interrupts = process, 0
-                try:
+            with self._starting:  # an interrupt finds either no process, which then never begins, or this one
+                if self._interrupts:
+                    raise create_command_error(CommandResult("", "error: update cancelled", -signal.SIGINT))
+                process = self._running = subprocess.Popen(
+                    [self.command, "--non-interactive", *args],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    cwd=cwd,
+                    env=env,
+                    start_new_session=True,
+                )
+            try:
+                with process:
                     code = process.wait()
-                finally:
-                    self._running = None
+            finally:
+                self._running = None
             result = CommandResult(_read(out, on_output), _read(err, on_error), code)
         if code != 0:
             raise create_command_error(result)
@@ -80,11 +94,12 @@ class OwnSession(PulumiCommand):
 
     def interrupt(self) -> None:
         """Interrupt as Ctrl-C does: the first has the CLI finish what it is at, the second ends it, a third kills all
-        of it."""
-        process = self._running
+        of it. Between two runs of a verb, the next one does not begin."""
+        with self._starting:
+            self._interrupts += 1
+            process = self._running
         if process is None:
             return
-        self._interrupts += 1
         with contextlib.suppress(ProcessLookupError):
             if self._interrupts < 3:
                 process.send_signal(signal.SIGINT)

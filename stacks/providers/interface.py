@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpuctl.cluster.records.clusters import ClusterSpec, PastCluster
 from gpuctl.stacks.catalog.provider_names import unknown_provider
-from gpuctl.stacks.state.clusters import KnownCluster
+from gpuctl.stacks.state.clusters import KnownCluster, command
 
 if TYPE_CHECKING:
     from gpuctl.stacks.clouds.answers import KeptBucket, Scan
@@ -92,9 +92,9 @@ class Provider(ABC):
         """Take everything away but the bucket, then look without relying on what was noted: names what is left.
         ``force``: what cannot be reached is forgotten, and another machine's lock is cleared."""
 
-    def retry_hint(self, cluster: KnownCluster) -> str:  # noqa: ARG002
+    def retry_hint(self, cluster: KnownCluster) -> str:
         """The hint for a person where ``down`` has left something."""
-        return "run `gpuctl down` again"
+        return f"run `{command('down', cluster.name)}` again"
 
     def has_own_bucket(self, cluster: KnownCluster) -> bool:  # noqa: ARG002
         """Whether ``up`` made the cluster's bucket, or would have, had it come so far."""

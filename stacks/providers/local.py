@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 
 import psutil
 
@@ -87,7 +88,8 @@ class LocalProvider(UsesMachines, CanPreempt):
         if surplus:
             say(f"{node_count(len(surplus))} ended: {', '.join(folder.name for folder in surplus)}")
         if left:
-            raise GpuctlError(f"{len(left)} of their processes still run", "run `gpuctl up` again")
+            up = clusters.command("up", request.name)
+            raise GpuctlError(f"{len(left)} of their processes still run", f"run `{up}` again")
         return clusters.find(request.name)
 
     def down(self, cluster: KnownCluster, *, force: bool = False) -> list[str]:  # noqa: ARG002
@@ -98,7 +100,8 @@ class LocalProvider(UsesMachines, CanPreempt):
             self._dialog.say(f"{node_count(count)} ended")
             if left:
                 return [f"process {p.pid} ({' '.join(p.cmdline())[:80]})" for p in left]
-            forget_nodes(open_bucket(cluster.bucket), of=cluster.id)
+            with suppress(GpuctlError):  # whose record is damaged, or which cannot be had
+                forget_nodes(open_bucket(cluster.bucket), of=cluster.id)
             shutil.rmtree(root / "nodes", ignore_errors=True)
             clusters.forget(cluster.name)
             return []
@@ -144,7 +147,7 @@ def _refuse_other_shares(bucket: Bucket, request: UpRequest) -> None:
     if there and request.nodes_max is not None and request.nodes_max != there.nodes_max:
         raise BadInput(
             f"the nodes of {there.name!r} share this machine's GPUs, in {there.nodes_max} parts",
-            "run `gpuctl down` first, which keeps the checkpoints",
+            f"run `{clusters.command('down', there.name)}` first, which keeps the checkpoints",
         )
 
 

@@ -8,7 +8,6 @@ away.
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +31,8 @@ from gpuctl.stacks.rented.cluster_bucket import state_of
 from gpuctl.stacks.rented.earlier_up import EarlierUp, UpEngine
 from gpuctl.stacks.rented.namesakes import refuse_namesake, refuse_other_account
 from gpuctl.stacks.rented.readiness import CapacityRefused, FleetRequest, FleetWatch, NoCapacity
-from gpuctl.stacks.rented.teardown import Teardown, what_is_there
+from gpuctl.stacks.rented.remains import telling_what_is_there, what_is_there
+from gpuctl.stacks.rented.teardown import Teardown
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.immutable import refuse_changes
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
@@ -40,9 +40,8 @@ from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.ssh import config
 from gpuctl.stacks.ssh.hosts import read_hosts
 from gpuctl.stacks.state import clusters
-from gpuctl.stacks.state.clusters import KnownCluster
+from gpuctl.stacks.state.clusters import KnownCluster, command
 
-_NO_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _EVENTUALLY_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Between tries, while a role or an account that was just made is not known everywhere."""
 
@@ -80,6 +79,7 @@ class RentedClusters:
         *,
         wait_s: float,
         force: bool = False,
+        refresh: bool = False,
         confirm: Callable[[str], None] = lambda _: None,
     ) -> KnownCluster:
         """Make the cluster, or what is missing of it, in the first zone that gives enough machines.
@@ -90,6 +90,7 @@ class RentedClusters:
             terms: options of its nodes besides their place.
             wait_s: seconds that each zone has to start the machines.
             force: clear a lock that another machine has left.
+            refresh: first bring the state up to date with the cloud.
             confirm: is asked once nothing speaks against it any more, before anything is made, with the question for
                 the user; it may raise.
 
@@ -112,24 +113,10 @@ class RentedClusters:
         places = self._places(request, there, home)
         confirm("The machines' group is gone. Repair the cluster?" if is_gone else "Rent them?")
         regions.note_used(request.provider, request.region)
-        try:
-            if is_gone:
+        with telling_what_is_there(there, request, self._say):
+            if is_gone or refresh:
                 engine.refresh(force=force)
             return self._up(request, terms, earlier, places, home, wait_s=wait_s, force=force)
-        except KeyboardInterrupt:
-            now = what_is_there(there, request)
-            self._say(f"interrupted: {now}; `gpuctl up` continues, `gpuctl down` removes it")
-            raise
-        except GpuctlError as error:
-            error.hint = f"{error.hint} ({what_is_there(there, request)})"
-            raise
-        except OSError as error:  # of this machine's, such as a full disk: machines may run all the same
-            if error.errno not in _NO_WRITING:
-                raise
-            raise GpuctlError(
-                f"cannot write {error.filename or 'to this disk'}: {error.strerror}",
-                f"free some space; `gpuctl up` continues, `gpuctl down` removes it ({what_is_there(there, request)})",
-            ) from error
 
     def down(self, request: StackRequest, *, force: bool = False) -> list[str]:
         """Take everything away but the bucket, then look by tag, whatever Pulumi's state knows. Names what is left."""
@@ -137,13 +124,18 @@ class RentedClusters:
         refuse_other_account(request.cluster, request.account, there.account(request.region))
         try:
             scan = self._teardown(request, there).all(force=force)
+        except OSError as error:
+            raise GpuctlError(
+                f"the removal of {request.cluster} failed: {error}",
+                f"run `{command('down', request.cluster)}` again ({what_is_there(there, request)})",
+            ) from error
         except (KeyboardInterrupt, StackFailed) as error:
             if isinstance(error, StackFailed) and error.kind is not FailureKind.CANCELLED:
                 raise
             raise StackFailed(
                 FailureKind.CANCELLED,
                 f"the removal of {request.cluster} was interrupted: {what_is_there(there, request)}",
-                "run `gpuctl down` again to go on",
+                f"run `{command('down', request.cluster)}` again to go on",
             ) from error
         others = [one for one in scan.found if one.cluster_id not in ("", request.id)]
         for one in others:
@@ -157,7 +149,10 @@ class RentedClusters:
         ]
         left += [f"could not check {line}" for line in scan.unseen]
         if not left:
-            _forget(request)
+            try:
+                _forget(request)
+            except OSError as error:
+                self._say(f"everything is removed, but {error.filename} cannot be deleted: {error.strerror}")
         return left
 
     def repair(
@@ -171,9 +166,11 @@ class RentedClusters:
             force: clear a lock that another machine has left.
             confirm: is asked before anything is changed, with the question for the user; it may raise.
         """
-        confirm("Replace what is missing?")
-        self._engine(last.request.cluster).refresh(force=force)
-        return self.up(last.request, last.terms, wait_s=wait_s, force=force)
+
+        def confirm_repair(_: str) -> None:
+            confirm("Replace what is missing?")
+
+        return self.up(last.request, last.terms, wait_s=wait_s, force=force, refresh=True, confirm=confirm_repair)
 
     def _up(
         self,
@@ -234,7 +231,8 @@ class RentedClusters:
         made = last_request.noted(request, created_at=time.time())
         if request.bucket:  # whose it is, before anything is made, and before `down` may take it for ours
             ownership.meet(open_bucket(made.bucket), spec, self._say)
-        last_request.remember(LastRequest(request=request, terms=terms, backend=self._backend))
+        begun = LastRequest(request=request, terms=terms, backend=self._backend, is_done=False)
+        last_request.remember(begun)
         clusters.remember(made)
         outputs = self._made(request, engine, force)
         bucket = cluster_bucket.opened(str(outputs["bucket"]), self._say, now=self._now, pause=self._pause)
@@ -246,6 +244,7 @@ class RentedClusters:
         wanted = FleetRequest(max(1, request.nodes_min), request.nodes_max, wait_s)
         arrivals.wait(wanted)
         config.write(request.cluster, read_hosts(bucket))
+        last_request.remember(msgspec.structs.replace(begun, is_done=True))
         return made
 
     def _made(self, request: StackRequest, engine: UpEngine, force: bool) -> dict[str, Any]:
@@ -266,7 +265,7 @@ def _forget(request: StackRequest) -> None:
     """Nothing of the cluster is left but its bucket, and there nothing but what jobs have left."""
     with contextlib.suppress(GpuctlError):  # it may never have come to be, or be gone
         cluster_bucket.forget(request.bucket_url(), request.id)
-    last_request.forget(request.cluster)
+    last_request.forget_all(request.cluster)
     clusters.forget(request.cluster)
 
 

@@ -19,6 +19,7 @@ from gpuctl.stacks.rented.teardown import Teardown, TeardownEngine
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.immutable import for_good
 from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.state.clusters import command
 
 
 class UpEngine(TeardownEngine, Protocol):
@@ -64,14 +65,12 @@ class EarlierUp:
             raise
         if not unknown:
             return
-        teardown = self.teardown(request)
         if home is not None:
-            teardown.strays(unknown)
+            self.teardown(request).strays(unknown)
             return
-        self.say("an earlier `gpuctl up` was interrupted: removing what it left")
-        scan = teardown.all(force=force)
-        if left := teardown.mine(scan):
-            raise GpuctlError(f"{left[0].kind} {left[0].id} could not be removed", "run `gpuctl down`")
+        self.say(f"an earlier `{command('up', request.cluster)}` was interrupted: removing what it left")
+        before = last_request.find(request.cluster)  # which may have been for another region
+        self._clear(before.request if before else request, force)
 
     def make_way(self, request: StackRequest, force: bool) -> None:
         """Remove a stack without machines that was made for others than these or elsewhere: much of it cannot be
@@ -79,13 +78,19 @@ class EarlierUp:
         before = last_request.find(request.cluster)
         if before is None or for_good(before.request) == for_good(request) or not state_of(self.engine):
             return
-        teardown = self.teardown(before.request)
+        self._clear(before.request, force)
+        self.say(f"{before.request.where()} is cleaned up")
+
+    def _clear(self, before: StackRequest, force: bool) -> None:
+        """Remove everything but the bucket. Raises ``GpuctlError`` if something is left, or if that is not known."""
+        teardown = self.teardown(before)
+        down = command("down", before.cluster)
         scan = teardown.all(force=force)
         if left := teardown.mine(scan):
-            raise GpuctlError(f"{left[0].kind} {left[0].id} in {left[0].region} could not be removed", "repeat it")
+            where = left[0].region or before.provider
+            raise GpuctlError(f"{left[0].kind} {left[0].id} in {where} could not be removed", f"run `{down}`")
         if why := blind(scan):
-            raise GpuctlError(f"could not check {why}, where machines may be left", "run `gpuctl down`")
-        self.say(f"{before.request.where()} is cleaned up")
+            raise GpuctlError(f"could not check {why}, where machines may be left", f"run `{down}`")
 
     def _refuse_lost_state(self, before: StackRequest) -> None:
         """Refuse ``up`` without the stack's state: the machines of the last ``up`` would be made once more, beside
@@ -94,7 +99,8 @@ class EarlierUp:
         mine = tuple(self.teardown(before).mine(scan))
         if mine or blind(scan):
             told = msgspec.structs.replace(scan, found=mine).summary() or f"could not check {blind(scan)}"
+            down = command("down", before.cluster)
             raise BadInput(
                 f"Pulumi's state of {before.cluster} is gone; what is in {before.region}: {told}",
-                "restore the state, or run `gpuctl down`, which removes by tag and keeps the bucket, then repeat this",
+                f"restore the state, or run `{down}`, which removes by tag and keeps the bucket, then repeat this",
             )

@@ -14,8 +14,10 @@ from gpuctl.cluster.views.holders import printable
 from gpuctl.stacks.catalog import region_names
 from gpuctl.stacks.clouds import regions
 from gpuctl.stacks.clouds.answers import KeptBucket
+from gpuctl.stacks.clouds.extras import not_installed
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.providers.interface import Dialog, RentRequest, RentsMachines
+from gpuctl.stacks.rented.missing_engine import MissingEngine
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest
 from gpuctl.stacks.state.clusters import KnownCluster
@@ -30,6 +32,8 @@ class CloudProvider(RentsMachines):
     def __init__(self, name: str, dialog: Dialog) -> None:
         super().__init__(name, dialog)
         self._cloud = cloud(name)
+        self._has_told = False
+        """That the last request cannot be read."""
 
     def rent(self, rental: RentRequest) -> KnownCluster:
         """Rent a cluster; see ``RentedClusters.up``."""
@@ -55,14 +59,14 @@ class CloudProvider(RentsMachines):
             from gpuctl.stacks.rented.by_tag import remove_known
 
             return remove_known(cluster, self._dialog, force=force)
-        with self._rented(last.backend) as rented:
+        with self._rented(last.backend, may_lack_pulumi=True) as rented:
             return rented.down(last.request, force=force)
 
     def retry_hint(self, cluster: KnownCluster) -> str:
         where = f" --region {cluster.region}" if cluster.region else ""
         return (
-            f"run `gpuctl down` again, or remove whatever has its name: gpuctl down --by-tag {cluster.name} --provider"
-            f" {self.name}{where}"
+            f"{super().retry_hint(cluster)}, or remove whatever has its name: gpuctl down --by-tag {cluster.name}"
+            f" --provider {self.name}{where}"
         )
 
     def has_own_bucket(self, cluster: KnownCluster) -> bool:
@@ -82,12 +86,19 @@ class CloudProvider(RentsMachines):
         self._cloud.remove_bucket(bucket)
 
     @contextmanager
-    def _rented(self, backend: str) -> Iterator[RentedClusters]:
+    def _rented(self, backend: str, *, may_lack_pulumi: bool = False) -> Iterator[RentedClusters]:
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # Pulumi's SDK brings gRPC, which tells of every goodbye
-        from gpuctl.stacks.engine.automation import Engine
         from gpuctl.stacks.rented.clusters import RentedClusters
 
         say = self._dialog.say
+        try:
+            from gpuctl.stacks.engine.automation import Engine
+        except ModuleNotFoundError as error:
+            missing = not_installed(error)
+            if missing is None or not may_lack_pulumi:
+                raise
+            yield RentedClusters(lambda cluster: MissingEngine(cluster, missing), say, backend=backend)
+            return
         with self._dialog.progress() as on_progress:
             engine = partial(Engine, backend=backend, on_progress=on_progress, say=say)
             yield RentedClusters(engine, say, backend=backend)
@@ -97,7 +108,9 @@ class CloudProvider(RentsMachines):
         try:
             last = last_request.find(cluster.name)
         except CorruptRecord as error:
-            self._dialog.say(f"{error.message}: going on by the cluster's tags")
+            if not self._has_told:
+                self._dialog.say(f"{error.message}: going on by the cluster's tags")
+            self._has_told = True
             return None
         is_its = last is not None and (last.request.provider, last.request.id) == (cluster.provider, cluster.id)
         return last if is_its else None

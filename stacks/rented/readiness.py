@@ -172,9 +172,7 @@ class FleetWatch:
         came = f"{fleet.size.running} of {fleet.size.desired} machines started"
         for problem in problems:
             if problem.verdict == "stop":
-                raise CapacityRefused(
-                    f"{came}, and no more will start: {problem.message}", "fix that, then run `gpuctl up` again"
-                )
+                raise CapacityRefused(f"{came}, and no more will start: {problem.message}", "fix that, then repeat it")
             if problem.verdict == "next zone":
                 raise NoCapacity(f"{came}, and no more will start: {problem.message}")
 

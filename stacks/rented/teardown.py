@@ -14,7 +14,6 @@ from typing import Protocol
 import msgspec
 import psutil
 
-from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.clouds.answers import Leftover, Scan
 from gpuctl.stacks.clouds.interface import Cloud
 from gpuctl.stacks.clouds.removal_by_tag import removed
@@ -30,12 +29,15 @@ _PLUGIN_S = 600.0
 _NOT_OURS_TO_END = (FailureKind.CANCELLED, FailureKind.BUSY, FailureKind.HELD)
 """Somebody said stop, or somebody else is at work: the state decides, and not what is there."""
 _BESIDE_MACHINES = {
+    "aws:ec2/keyPair:KeyPair": "key pair",
     "aws:ec2/securityGroup:SecurityGroup": "security group",
     "aws:ec2transitgateway/instanceConnectEndpoint:InstanceConnectEndpoint": "instance connect endpoint",
+    "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": "security group rule",
+    "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": "security group rule",
     "gcp:compute/firewall:Firewall": "firewall rule",
     "gcp:compute/instanceTemplate:InstanceTemplate": "instance template",
 }
-"""What an ``up`` may create while machines run, by Pulumi token, and what a scan calls it."""
+"""What an ``up`` may create while machines run, by Pulumi token, and what the cloud's own calls it."""
 
 
 class TeardownEngine(Protocol):
@@ -78,6 +80,7 @@ class Teardown:
         self._say = say
         self._pause = pause
         self._now = now
+        self._regions = [request.region]
 
     def all(self, *, force: bool = False) -> Scan:
         """Everything but the bucket. Returns the last scan: what is left, and what could not be looked at.
@@ -85,6 +88,7 @@ class Teardown:
         Raises ``StackFailed`` if it was interrupted or somebody else is at work on the stack, ``GpuctlError`` if the
         cloud cannot be asked.
         """
+        self._try(self._add_regions)
         failed = self._by_state(force)
         scan = self._by_tag()
         if failed is not None and failed.kind is not FailureKind.NO_STACK:
@@ -97,7 +101,7 @@ class Teardown:
 
     def scan(self) -> Scan:
         """Scan for what has the cluster's name, whosever it is."""
-        return self._there.leftovers([self._request.region], self._request.cluster)
+        return self._there.leftovers(self._regions, self._request.cluster)
 
     def mine(self, scan: Scan) -> list[Leftover]:
         """The resources of this cluster, and of no other of its name: one that older versions made, without an
@@ -110,10 +114,17 @@ class Teardown:
         self._wait_for_plugins(unknown)
         kinds = {_BESIDE_MACHINES[one.type] for one in unknown if one.type in _BESIDE_MACHINES}
         known = [one.id for one in self._state.resources()]
-        strays = [one for one in self.mine(self.scan()) if one.kind in kinds and not _is_known(one, known)]
+        mine = self.mine(self.scan())
+        there = [*mine, *self._there.parts(mine)]
+        strays = [one for one in there if one.kind in kinds and not _is_known(one, known)]
         if strays:
             self._there.remove(strays, self._say)
         self._state.forget_unknown()
+
+    def _add_regions(self) -> None:
+        """Those of the state, if it can be read: an ``up`` may have been asked for elsewhere since."""
+        found = {one.region for one in self._state.resources()} - {"", self._request.region}
+        self._regions += sorted(found)
 
     def _by_state(self, force: bool) -> StackFailed | None:
         """``None``: done, as far as the state knows."""
@@ -196,17 +207,8 @@ class Teardown:
             self._pause(1.0)
 
 
-def what_is_there(there: Cloud, request: StackRequest) -> str:
-    """A summary of what is there and what it costs, in half a sentence, for whoever has to decide now."""
-    try:
-        scan = there.leftovers([request.region], request.cluster)
-    except GpuctlError as error:
-        return f"could not check what remains: {error.message}"
-    if scan.unseen:
-        return f"remaining: {scan.summary() or 'nothing'}; could not check {', '.join(scan.unseen)}"
-    return f"remaining: {scan.summary()}" if scan.found else "nothing remains"
-
-
 def _is_known(one: Leftover, ids: Sequence[str]) -> bool:
-    """Pulumi knows some things by a path that ends with what a scan calls them."""
-    return any(id_ and (id_ == one.id or id_ == one.ref or id_.endswith(f"/{one.id}")) for id_ in ids)
+    """Pulumi knows some things by a path that ends with what a scan calls them, and things of several kinds may have
+    one name: of a path, the kind counts too, as in ``…/networks/gpuctl-demo``."""
+    tail = "/".join(one.ref.split("/")[-2:]) or one.id
+    return any(id_ and (id_ in (one.id, one.ref) or f"/{id_}".endswith(f"/{tail}")) for id_ in ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.state.clusters import command
 
 _APART = {True: "side by side", False: "apart"}
 """By ``request.placement``."""
@@ -30,7 +31,7 @@ def refuse_changes(before: StackRequest, request: StackRequest, zones: tuple[str
         if is_so != asked:
             raise BadInput(
                 f"{request.cluster} has {what} {is_so}, not {asked}",
-                "run `gpuctl down` first, or choose another name with --cluster",
+                f"run `{command('down', request.cluster)}` first, or choose another name with --cluster",
             )
 
 

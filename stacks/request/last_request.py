@@ -18,7 +18,7 @@ from gpuctl.cluster.errors import BadInput, CorruptRecord
 from gpuctl.cluster.records.codec import decode
 from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.state import clusters
-from gpuctl.stacks.state.clusters import KnownCluster
+from gpuctl.stacks.state.clusters import KnownCluster, command
 from gpuctl.stacks.state.paths import private_folder, state_dir
 
 
@@ -39,6 +39,8 @@ class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
     terms: NodeOptions
     backend: str = ""
     """URL of where Pulumi's state of it is; empty: a folder on this machine (see ``automation``)."""
+    is_done: bool = True
+    """That ``up`` came to its end; until then, what it asked for may be there in part."""
 
 
 def remember(up: LastRequest) -> None:
@@ -55,7 +57,8 @@ def find(cluster: str) -> LastRequest | None:
     try:
         return decode(path.read_bytes(), LastRequest, str(path))
     except CorruptRecord as error:
-        raise CorruptRecord(error.message, "`gpuctl down` works without it, by the cluster's tags") from error
+        down = command("down", cluster)
+        raise CorruptRecord(error.message, f"`{down}` works without it, by the cluster's tags") from error
 
 
 def recalled(cluster: str) -> KnownCluster | None:
@@ -96,12 +99,8 @@ def of(cluster: str) -> LastRequest:
     return found
 
 
-def forget(cluster: str) -> None:
-    _path(cluster).unlink(missing_ok=True)
-
-
 def forget_all(cluster: str) -> None:
-    """Forget a cluster that was removed by its tags, with its Pulumi state if that is on this machine."""
+    """Forget a cluster that is gone, with its Pulumi state if that is on this machine."""
     shutil.rmtree(_path(cluster).parent, ignore_errors=True)
 
 

@@ -32,6 +32,11 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     account: str = ""
 
 
+def command(verb: str, cluster: str) -> str:
+    """The command line of a verb for a cluster, as texts for a person name it: ``gpuctl down --cluster big``."""
+    return f"gpuctl {verb}" if cluster == "default" else f"gpuctl {verb} --cluster {cluster}"
+
+
 def remember(cluster: KnownCluster) -> None:
     folder = make_state_dir() / "clusters"
     folder.mkdir(exist_ok=True, mode=0o700)
@@ -71,6 +76,6 @@ def find(name: str) -> KnownCluster:
     found = get(name)
     if found is None:
         others = ", ".join(c.name for c in known_clusters())
-        hint = f"there are: {others} (choose with --cluster)" if others else "create one with `gpuctl up`"
+        hint = f"there are: {others} (choose with --cluster)" if others else f"create one with `{command('up', name)}`"
         raise BadInput(f"no cluster named {name!r}", hint)
     return found

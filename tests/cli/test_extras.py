@@ -128,7 +128,7 @@ def needs_one_of(args: list[str], hidden: tuple[str, ...]) -> bool:
     asks = any(not name.startswith("pulumi") for name in hidden)
     if args[0] == "up":
         return declares
-    if args[0] in ("check", "leaks", "buckets") or "--by-tag" in args:
+    if args[0] in ("check", "leaks", "buckets", "down"):  # without Pulumi, down removes by tag
         return asks
     if args[0] == "offers":
         return asks and "azure" not in hidden  # whose price list is open to all

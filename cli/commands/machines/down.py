@@ -19,17 +19,21 @@ from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError
 from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.cluster.storage.error_mapping import shown
-from gpuctl.cluster.views import job_status, status
+from gpuctl.cluster.views import job_status
 from gpuctl.cluster.views.holders import described, live_nodes, read_past, read_record
 from gpuctl.stacks.catalog.instance_types import CLOUDS
 from gpuctl.stacks.providers.interface import provider as provider_named
 from gpuctl.stacks.providers.ownership import is_me
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.state import clusters
-from gpuctl.stacks.state.clusters import KnownCluster
+from gpuctl.stacks.state.clusters import KnownCluster, command
 
 _DRAIN_S = 120.0
 """Seconds that jobs get for a last checkpoint."""
+_LIVES_S = 15.0
+"""Seconds since the heartbeat of a node that may still see to its jobs."""
+_UNREADABLE = "a record that cannot be read"
+"""What the bucket holds; it was this cluster's when it was noted here."""
 
 
 def verb(
@@ -77,9 +81,10 @@ def verb(
             f"--delete-checkpoints {delete_checkpoints} does not match cluster {there.name}", "repeat its name"
         )
     store = _opened(there)
-    if (whose := _stranger(there, store)) and store is not None:
-        if delete_checkpoints:
-            raise BadInput(f"{shown(there.bucket)} holds {whose}", "leave --delete-checkpoints out")
+    whose = _stranger(there, store)
+    if whose and delete_checkpoints:
+        raise BadInput(f"{shown(there.bucket)} holds {whose}", "leave --delete-checkpoints out")
+    if whose not in ("", _UNREADABLE):
         say(f"the bucket {shown(there.bucket)} holds {whose}: nothing in it is changed")
         if there.provider == "ssh":  # what was there of this one, that one has taken over with its machines
             clusters.forget(there.name)
@@ -95,7 +100,8 @@ def verb(
         try:
             _drain(there, store, waiting)
         except KeyboardInterrupt:
-            say(f"interrupted: nothing of {there.name} has been removed yet; `gpuctl down` goes on")
+            on = command("down", there.name)
+            say(f"interrupted: nothing of {there.name} has been removed yet; `{on}` goes on")
             raise
         left = provides.down(there, force=force)
     if left:
@@ -140,7 +146,7 @@ def _stranger(there: KnownCluster, store: Bucket | None) -> str:
         record = read_record(store)
         past = None if record else read_past(store)
     except CorruptRecord:
-        return "a record that cannot be read"
+        return _UNREADABLE
     except GpuctlError:  # not to be had: what is missing keeps nothing from going
         return ""
     if past is not None and past.id != there.id and not is_me(past.owner):
@@ -182,19 +188,10 @@ def _drain(there: KnownCluster, store: Bucket | None, waiting: list[str]) -> Non
     if store is None or not waiting:
         return
     try:
-        for job in waiting:
-            queue.ask_to_cancel(store, job)
-        until = time.monotonic() + _DRAIN_S
-        told = False
-        while time.monotonic() < until and _somebody_lives(store):
-            left = [job for job in waiting if not queue.outcome(store, job)]
-            if not left:
-                break
-            if not told:
-                say(f"waiting for {', '.join(left)} to end after a last checkpoint, {_DRAIN_S:.0f} s at most")
-                say(f"  at once, from another terminal: gpuctl cancel --now {left[0]}{_option(there)}")
-                told = True
-            time.sleep(queue.poll_s(store))
+        _ask_and_wait(there, store, waiting)
+    except GpuctlError as error:
+        say(f"the jobs are not waited for: {error.message}")
+    try:
         for job in waiting:
             queue.end_as_cancelled(store, job, "the cluster was taken down")
             ended = queue.outcome(store, job)
@@ -203,9 +200,22 @@ def _drain(there: KnownCluster, store: Bucket | None, waiting: list[str]) -> Non
         say(f"not all jobs could be cancelled: {error.message}")
 
 
-def _option(there: KnownCluster) -> str:
-    return "" if there.name == "default" else f" --cluster {there.name}"
+def _ask_and_wait(there: KnownCluster, store: Bucket, waiting: list[str]) -> None:
+    for job in waiting:
+        queue.ask_to_cancel(store, job)
+    until = time.monotonic() + _DRAIN_S
+    told = False
+    while time.monotonic() < until and _somebody_lives(store):
+        left = [job for job in waiting if not queue.outcome(store, job)]
+        if not left:
+            break
+        if not told:
+            say(f"waiting for {', '.join(left)} to end after a last checkpoint, {_DRAIN_S:.0f} s at most")
+            say(f"  at once, from another terminal: {command(f'cancel --now {left[0]}', there.name)}")
+            told = True
+        time.sleep(queue.poll_s(store))
 
 
 def _somebody_lives(store: Bucket) -> bool:
-    return any(node.state in ("live", "leaving", "new") for node in status.read_cluster(store, "").nodes)
+    """By the heartbeats alone: the cluster's record may be gone."""
+    return any(time.time() - beat.seen_at < _LIVES_S for beat in job_status.read_heartbeats(store))

@@ -22,7 +22,7 @@ from gpuctl.stacks.providers.interface import RentsMachines, UpRequest, UsesMach
 from gpuctl.stacks.providers.interface import provider as provider_named
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.state import clusters
-from gpuctl.stacks.state.clusters import KnownCluster
+from gpuctl.stacks.state.clusters import KnownCluster, command
 
 
 def verb(
@@ -128,7 +128,8 @@ def verb(
             if verify:
                 from gpuctl.cli.session.verify_job import verify_new  # brings what reads a job's output
 
-                verify_new(open_bucket(rented.bucket), settings)
+                with as_interrupts():
+                    verify_new(open_bucket(rented.bucket), settings)
         return
     if refused := [*machines.given(), *terms.given(), *(["--backend"] if backend else [])]:
         raise BadInput(
@@ -160,11 +161,10 @@ def _what_runs(name: str) -> str:
     """Tell what runs, and costs, after an ``up`` that was interrupted."""
     if clusters.get(name) is None:
         return "interrupted"
-    option = "" if name == "default" else f" --cluster {name}"
     return (
         f"interrupted; nodes of cluster {name} that were started keep running\n"
-        f"  continue: gpuctl up{option}\n"
-        f"  stop:     gpuctl down{option}"
+        f"  continue: {command('up', name)}\n"
+        f"  stop:     {command('down', name)}"
     )
 
 
@@ -174,7 +174,7 @@ def _refuse_two_of_a_name(settings: Settings) -> None:
     if there and there.provider != settings.provider:
         raise BadInput(
             f"cluster {there.name} already exists, on provider {there.provider}",
-            "choose another name with --cluster, or run `gpuctl down` first",
+            f"choose another name with --cluster, or run `{command('down', there.name)}` first",
         )
 
 
@@ -183,5 +183,4 @@ def _tell(made: KnownCluster, nodes: tuple[int, int]) -> None:
     size = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
     out(f"cluster {made.name} is up: {size} ({made.provider})")
     out(f"bucket: {shown(made.bucket)}")
-    option = "" if made.name == "default" else f" --cluster {made.name}"
-    say(f"next: gpuctl train script.py{option}")
+    say(f"next: {command('train script.py', made.name)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuctl.stacks.catalog.instance_types import MachineType
+from gpuctl.stacks.clouds.answers import Leftover
 from gpuctl.stacks.clouds.interface import HOURS_A_MONTH, Cloud, Extra
 from gpuctl.stacks.request.stack_request import StackRequest
 
@@ -60,6 +61,12 @@ class Aws(Cloud):
             Extra("NAT gateway, and $0.045 for each GB through it", NAT_USD_PER_HOUR),
             Extra("public address of the NAT gateway", PUBLIC_ADDRESS_USD_PER_HOUR),
         ]
+
+    def parts(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
+        """The rules of security groups; see ``Cloud``."""
+        from gpuctl.stacks.clouds.aws.cleanup.leaks import rules
+
+        return rules(leftovers)
 
     def price_history(self, kind: str, zone: str, since: float, until: float) -> Sequence[tuple[float, float]]:
         """The spot prices of a type over time; see ``Cloud``. AWS keeps 90 days.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuctl.cli import app
 from gpuctl.stacks.providers import processes
 from tests.fakes.written_cluster import WrittenCluster
 from tests.waiting import until
@@ -66,6 +68,19 @@ def test_a_state_folder_that_cannot_be_is_named(written: WrittenCluster, state: 
     assert one_line(written.run("up", "-c", "new", code=1)) == line
     if "file" in folder:
         assert one_line(written.run("status", code=1)) == line
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [(errno.EROFS, "make it writable: your clusters are noted there"), (errno.ENOSPC, "free some space")],
+)
+def test_a_state_folder_with_clusters_is_not_to_be_left_for_another(
+    written: WrittenCluster, monkeypatch: pytest.MonkeyPatch, number: int, fix: str
+) -> None:
+    folder = written.env["GPUCTL_STATE_DIR"]
+    monkeypatch.setenv("GPUCTL_STATE_DIR", folder)
+    line = app._of_this_machine(OSError(number, "", f"{folder}/clusters/default.json"))
+    assert line is not None and line.endswith(f"; {fix}")
 
 
 def test_a_state_folder_is_the_same_from_everywhere(written: WrittenCluster) -> None:

@@ -222,8 +222,13 @@ class Deployment(Monitor):
 
     def _deleted(self, one: Record) -> None:
         verb = "delete-replaced" if one.get("delete") else "delete"
-        if not one["custom"] or one["type"].startswith(_PROVIDER) or one["retainOnDelete"]:
+        if not one["custom"] or one["type"].startswith(_PROVIDER):
             self._state.drop(one)
+            return
+        if one["retainOnDelete"]:
+            self._events.begun(verb, one["urn"], retained=True)
+            self._state.drop(one)
+            self._events.done(verb, one["urn"], retained=True)
             return
         asked = provider_pb2.DeleteRequest(id=one["id"], urn=one["urn"], properties=_struct(one["outputs"]))
         with self._telling(verb, one["urn"]), self._state.operation("deleting", one):

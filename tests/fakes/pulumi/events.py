@@ -20,13 +20,14 @@ class Events:
         self.changes: Counter[str] = Counter()
         """How many resources have come to what, by Pulumi's word for it."""
 
-    def begun(self, verb: str, urn: str) -> None:
-        self._step("resourcePreEvent", verb, urn)
+    def begun(self, verb: str, urn: str, *, retained: bool = False) -> None:
+        self._step("resourcePreEvent", verb, urn, retained=retained)
         _show(urn, f"{verb} begun")
 
-    def done(self, verb: str, urn: str) -> None:
+    def done(self, verb: str, urn: str, *, retained: bool = False) -> None:
+        """``retained``: the deletion of one that is kept, which is in the cloud as before."""
         self.changes[verb] += 1
-        self._step("resOutputsEvent", verb, urn)
+        self._step("resOutputsEvent", verb, urn, retained=retained)
         _show(urn, f"{verb} done")
 
     def same(self, urn: str) -> None:
@@ -48,10 +49,10 @@ class Events:
         self._write({"summaryEvent": summary})
         self._write({"cancelEvent": {}})
 
-    def _step(self, event: str, verb: str, urn: str) -> None:
+    def _step(self, event: str, verb: str, urn: str, *, retained: bool = False) -> None:
         kind = urn.split("::")[2].rpartition("$")[2]
         about = {"type": kind, "urn": urn, "custom": True, "id": "", "parent": "", "inputs": {}, "outputs": {}}
-        whole = {**about, "provider": ""}
+        whole = {**about, "provider": "", "retainOnDelete": retained}
         old = None if verb.startswith("create") else whole
         new = None if verb.startswith("delete") else whole
         said = {"op": verb, "urn": urn, "type": kind, "old": old, "new": new, "detailedDiff": None, "provider": ""}

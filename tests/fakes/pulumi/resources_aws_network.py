@@ -111,8 +111,7 @@ def _rule(direction: str, inputs: Record) -> Record:
     made = getattr(client("ec2"), f"authorize_security_group_{direction}")(
         GroupId=inputs["securityGroupId"], IpPermissions=[_permission(inputs)]
     )
-    id_ = made["SecurityGroupRules"][0]["SecurityGroupRuleId"]
-    return {"id": f"{inputs['securityGroupId']} {id_}"}
+    return {"id": made["SecurityGroupRules"][0]["SecurityGroupRuleId"]}
 
 
 def _permission(inputs: Record) -> Record:
@@ -126,13 +125,13 @@ def _permission(inputs: Record) -> Record:
 
 
 def _no_rule(direction: str, id_: str) -> None:
-    group, _, rule = id_.partition(" ")
-    getattr(client("ec2"), f"revoke_security_group_{direction}")(GroupId=group, SecurityGroupRuleIds=[rule])
+    (rule,) = client("ec2").describe_security_group_rules(SecurityGroupRuleIds=[id_])["SecurityGroupRules"]
+    revoke = getattr(client("ec2"), f"revoke_security_group_{direction}")
+    revoke(GroupId=rule["GroupId"], SecurityGroupRuleIds=[id_])
 
 
 def _change_rule(id_: str, before: Record, inputs: Record) -> Record:
     only({"cidrIpv4"}, before, inputs)
-    group, _, rule = id_.partition(" ")
     wanted = {
         "IpProtocol": inputs["ipProtocol"],
         "FromPort": int(inputs["fromPort"]),
@@ -140,7 +139,8 @@ def _change_rule(id_: str, before: Record, inputs: Record) -> Record:
         "CidrIpv4": inputs["cidrIpv4"],
     }
     client("ec2").modify_security_group_rules(
-        GroupId=group, SecurityGroupRules=[{"SecurityGroupRuleId": rule, "SecurityGroupRule": wanted}]
+        GroupId=inputs["securityGroupId"],
+        SecurityGroupRules=[{"SecurityGroupRuleId": id_, "SecurityGroupRule": wanted}],
     )
     return {}
 

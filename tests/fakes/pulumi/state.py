@@ -12,11 +12,11 @@ Texts are those of ``pkg/backend/diy`` and ``pkg/secrets/passphrase`` of pulumi/
 from __future__ import annotations
 
 import base64
-import getpass
 import hashlib
 import json
 import os
 import platform
+import pwd
 import re
 import threading
 import uuid
@@ -92,7 +92,7 @@ class Place:
         self._refuse_others(None)
         own = self._locks / f"{uuid.uuid4()}.json"
         own.parent.mkdir(parents=True, exist_ok=True)
-        holder = {"pid": os.getpid(), "username": getpass.getuser(), "hostname": platform.node()}
+        holder = {"pid": os.getpid(), "username": pwd.getpwuid(os.getuid()).pw_name, "hostname": platform.node()}
         own.write_text(json.dumps({**holder, "timestamp": datetime.now(UTC).isoformat()}))
         try:
             self._refuse_others(own)

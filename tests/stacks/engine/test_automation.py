@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+import pwd
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
+import psutil
 import pytest
 from pulumi.automation import CommandResult, PulumiCommand
 from pulumi.automation.errors import create_command_error
@@ -24,7 +29,7 @@ from pulumi.runtime.proto import events_pb2, events_pb2_grpc
 from semver import VersionInfo
 
 from gpuctl.stacks.catalog.instance_types import catalog
-from gpuctl.stacks.engine import automation
+from gpuctl.stacks.engine import interrupts
 from gpuctl.stacks.engine.automation import Engine
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed, first_line
 from gpuctl.stacks.engine.events import ResourceProgress
@@ -34,6 +39,7 @@ from gpuctl.stacks.state.paths import state_dir
 from tests.fakes.pulumi.monitor import Monitor, run
 from tests.fakes.requests import asked
 from tests.paths import ROOT
+from tests.waiting import until
 
 EVENTS = Path(__file__).with_name("events")
 VPC = "urn:pulumi:demo::gpuctl::gpuctl:aws:Network$aws:ec2/vpc:Vpc::demo"
@@ -190,14 +196,20 @@ def _failed(call: Callable[[], object]) -> StackFailed:
     return caught.value
 
 
-def _lock(host: str, pid: int) -> str:
-    return LOCKED.format(f"anna@{host} (pid {pid}) at {datetime.now(UTC).isoformat(timespec='seconds')}")
+def _lock(host: str, pid: int, user: str = "") -> str:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return LOCKED.format(f"{user or pwd.getpwuid(os.getuid()).pw_name}@{host} (pid {pid}) at {now}")
 
 
-def _ended() -> int:
-    """The number of a process that is gone."""
+@contextmanager
+def _ended(is_zombie: bool = False) -> Iterator[int]:
+    """The number of a process that is gone, or (``is_zombie``) that nobody has asked for its end."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        return process.pid
+        if is_zombie:
+            until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "its end")
+            yield process.pid
+    if not is_zombie:
+        yield process.pid
 
 
 # -- what goes well ----------------------------------------------------------------------------------------------------
@@ -341,7 +353,9 @@ def test_a_cancelled_update_says_what_is_left() -> None:
     cli = _cli(up=Scene("up-cancelled", "error: update cancelled"))
     cli.resources = (VPC, TEMPLATE)
     failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws")))
-    assert failed.kind == FailureKind.CANCELLED and "2 resources are there" in failed.hint
+    assert failed.kind == FailureKind.CANCELLED
+    on = "repeat it to go on from them, or `gpuctl down --cluster demo` to remove them"
+    assert failed.hint == f"2 resources are there: {on}"
 
 
 @pytest.mark.parametrize(
@@ -353,6 +367,13 @@ def test_ctrl_c_waits_until_the_cli_has_ended(scene: Scene, raised: type[BaseExc
     _interrupted(Interrupted(scenes={"up": [scene]}), raised)
 
 
+def test_whatever_the_cli_ends_with_once_it_was_interrupted_is_an_interruption() -> None:
+    """Such as `stack output`, which follows an `up` and knows no word for it."""
+    cli = Interrupted(scenes={"up": [Scene("refused", "error: signal: interrupt")]})
+    failed = _interrupted(cli, StackFailed)
+    assert isinstance(failed, StackFailed) and failed.kind == FailureKind.CANCELLED and failed.exit_code == 130
+
+
 def test_a_signal_in_the_moment_in_which_the_cli_is_begun_waits_for_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cli = Interrupted(scenes={"up": [Scene("up")]}, there=True, by=lambda: None)
 
@@ -362,7 +383,7 @@ def test_a_signal_in_the_moment_in_which_the_cli_is_begun_waits_for_it_too(monke
             cli.heard.set()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(automation, "Thread", Begun)
+    monkeypatch.setattr(interrupts, "Thread", Begun)
     with pytest.raises(KeyboardInterrupt):
         Engine("demo", command=cli).up(asked("aws"))
     assert cli.ended
@@ -374,54 +395,54 @@ def test_a_signal_that_another_thread_received_is_heard_at_once() -> None:
     _interrupted(Interrupted(scenes={"up": [Scene("up")]}, by=by), KeyboardInterrupt)
 
 
-def _interrupted(cli: Interrupted, raised: type[BaseException]) -> None:
+def _interrupted(cli: Interrupted, raised: type[BaseException]) -> BaseException:
     def press(signum: int, frame: object) -> None:  # noqa: ARG001
         cli.heard.set()
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, press)
     try:
-        with pytest.raises(raised):
+        with pytest.raises(raised) as caught:
             Engine("demo", command=cli).up(asked("aws"))
     finally:
         signal.signal(signal.SIGINT, before)
     assert cli.ended
+    return caught.value
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_the_lock_of_a_process_that_lives_is_never_cleared(force: bool) -> None:
     cli = _cli(up=Scene("refused", _lock(platform.node(), os.getpid())))
     failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws"), force=force))
-    assert failed.kind == FailureKind.BUSY and f"anna@{platform.node()}" in failed.message
+    assert failed.kind == FailureKind.BUSY and f"@{platform.node()}" in failed.message
     assert "cancel" not in cli.ran
 
 
-@pytest.mark.parametrize(
-    "lock",
-    [
-        lambda: _lock(platform.node(), _ended()),
-        lambda: LOCKED.format(f"anna@{platform.node()} (pid {os.getpid()}) at 2020-01-01T00:00:00Z"),
-    ],
-    ids=["ended here", "number used again"],
-)
-def test_the_lock_of_a_process_that_ended_here_is_cleared(lock: Callable[[], str]) -> None:
+@pytest.mark.parametrize("kind", ["ended here", "a zombie", "number used again"])
+def test_the_lock_of_a_process_that_ended_here_is_cleared(kind: str) -> None:
     said: list[str] = []
-    cli = _cli(up=[Scene("refused", lock()), Scene("up")])
-    assert Engine("demo", command=cli, say=said.append).up(asked("aws"))
+    with _ended(kind == "a zombie") as pid:
+        lock = _lock(platform.node(), pid)
+        if kind == "number used again":
+            lock = re.sub(r"\(pid .*", f"(pid {os.getpid()}) at 2020-01-01T00:00:00Z", lock)
+        cli = _cli(up=[Scene("refused", lock), Scene("up")])
+        assert Engine("demo", command=cli, say=said.append).up(asked("aws"))
     assert [verb for verb in cli.ran if not verb.startswith("stack")] == ["up", "cancel", "up"]
     assert len(said) == 1 and "which has ended: clearing that lock" in said[0]
 
 
-@pytest.mark.parametrize(
-    "lock",
-    [lambda: _lock("elsewhere", os.getpid()), lambda: "error: [409] Conflict: Another update is in progress."],
-    ids=["elsewhere", "a server's"],
-)
-def test_the_lock_of_another_machine_is_cleared_by_force_only(lock: Callable[[], str]) -> None:
-    cli = _cli(up=[Scene("refused", lock())])
+@pytest.mark.parametrize("kind", ["elsewhere", "another of this machine's name", "a server's"])
+def test_the_lock_of_another_machine_is_cleared_by_force_only(kind: str) -> None:
+    with _ended() as pid:
+        locks = {
+            "elsewhere": _lock("elsewhere", os.getpid()),
+            "another of this machine's name": _lock(platform.node(), pid, "somebody-else"),
+            "a server's": "error: [409] Conflict: Another update is in progress.",
+        }
+    cli = _cli(up=[Scene("refused", locks[kind])])
     failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws")))
     assert failed.kind == FailureKind.HELD and "--force" in failed.hint and "cancel" not in cli.ran
-    cli = _cli(up=[Scene("refused", lock()), Scene("up")])
+    cli = _cli(up=[Scene("refused", locks[kind]), Scene("up")])
     assert Engine("demo", command=cli).up(asked("aws"), force=True)
     assert [verb for verb in cli.ran if not verb.startswith("stack")] == ["up", "cancel", "up"]
 
@@ -478,6 +499,20 @@ def test_a_destroy_that_ends_well_with_things_left_was_interrupted() -> None:
     assert "stack rm" not in cli.ran
 
 
+def test_a_shared_state_that_cannot_be_deleted_is_told_with_what_deletes_it() -> None:
+    class Sealed(Cli):
+        def run(self, args: list[str], *rest: Any, **more: Any) -> CommandResult:
+            if "rm" in args:
+                raise create_command_error(CommandResult("", "error: incorrect passphrase", 255))
+            return super().run(args, *rest, **more)
+
+    said: list[str] = []
+    Engine("demo", backend="s3://team", command=Sealed(there=True), say=said.append).forget()
+    assert len(said) == 1 and said[0].endswith("PULUMI_BACKEND_URL=s3://team pulumi stack rm --force demo")
+    Engine("demo", backend="s3://team", command=Cli(), say=said.append).forget()
+    assert len(said) == 1, "where there is none, nothing is told"
+
+
 def test_a_state_is_forgotten_whatever_it_holds() -> None:
     cli = _cli(up=Scene("up"))
     engine = Engine("demo", command=cli)
@@ -486,6 +521,31 @@ def test_a_state_is_forgotten_whatever_it_holds() -> None:
     (state / "half").write_text("{")
     engine.forget()
     assert not state.exists()
+
+
+@pytest.mark.parametrize("where", ["pulumi/demo/Pulumi.yaml", "pulumi/demo/state"])
+def test_files_that_cannot_be_written_are_a_failure_of_the_stack(where: str) -> None:
+    """Such as on a full disk: then nothing but the cluster's tags can remove it."""
+    path = state_dir() / where
+    (path if where.endswith("yaml") else path.parent).mkdir(parents=True)
+    if not path.exists():
+        path.touch()
+    engine = Engine("demo", command=_cli(destroy=Scene("destroy")))
+    for verb in (engine.destroy, engine.refresh, engine.outputs, engine.resources, engine.unknown):
+        failed = _failed(verb)
+        assert failed.kind == FailureKind.OTHER and str(path) in failed.message and "free some space" in failed.hint
+    engine.forget()
+
+
+def test_a_cli_that_cannot_be_run_is_a_failure_of_the_stack() -> None:
+    class Full(Cli):
+        def run(self, args: list[str], *rest: Any, **more: Any) -> CommandResult:
+            if "export" in args:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().run(args, *rest, **more)
+
+    failed = _failed(Engine("demo", command=Full(there=True)).resources)
+    assert failed.kind == FailureKind.OTHER and failed.message.endswith("cannot be used: No space left on device")
 
 
 def test_no_stack_is_what_the_cli_says_and_nothing_else() -> None:

@@ -40,7 +40,7 @@ def test_a_backend_is_said_once_and_then_known(account: Account, teller: Teller)
     refused = account.up("--backend", "file:///elsewhere", nodes="1", code=2)
     assert refused.stderr.splitlines()[-1] == (
         f"error: Pulumi's state of {account.cluster} is in s3://team-state, not in file:///elsewhere; "
-        "leave --backend out, or run `gpuctl down` first"
+        f"leave --backend out, or run `gpuctl down --cluster {account.cluster}` first"
     )
     account.up(nodes="2")
     account.run("repair", "-y")

@@ -1,14 +1,14 @@
 """``gpuctl up`` broken off at one resource, in each way that there is: for the tests that do so at every one of them.
 
-Each way leaves something else behind: a refusal leaves a state that knows all; SIGTERM lets Pulumi finish what it is
-doing; the death of gpuctl alone lets the engine write down what has become of its last requests; the death of both
-leaves a lock, a pending operation and a plug-in that goes on, and what it makes is in no state.
+Each way leaves something else behind: a refusal leaves a state that knows all; a first signal lets Pulumi finish what
+it is doing; a second one ends it with what the cloud has just made; the death of gpuctl alone lets the engine write
+down what has become of its last requests; the death of both leaves a lock, a pending operation and a plug-in that goes
+on, and what it makes is in no state.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
 from tests.fakes.user import User
 from tests.waiting import PATIENCE_S
@@ -32,6 +34,7 @@ def refused(user: User, operation: str) -> None:
     user.obstacles.refuse(operation)
     done = user.up(code=1)
     assert "remaining:" in done.stderr or "nothing remains" in done.stderr, "what it costs is not told"
+    _assert_names_the_way_out(user, done.stderr)
 
 
 def terminated(user: User, operation: str, number: signal.Signals = signal.SIGTERM) -> None:
@@ -45,6 +48,31 @@ def terminated(user: User, operation: str, number: signal.Signals = signal.SIGTE
         said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 128 + number, said
     assert "interrupted: waiting for Pulumi to finish" in said
+    _assert_names_the_way_out(user, said)
+
+
+def interrupted(user: User, operation: str) -> None:
+    """By Ctrl-C."""
+    terminated(user, operation, signal.SIGINT)
+
+
+def hung_up(user: User, operation: str) -> None:
+    """The terminal was closed."""
+    terminated(user, operation, signal.SIGHUP)
+
+
+def interrupted_twice(user: User, operation: str) -> None:
+    """By Ctrl-C, and again: the engine ends at once, and never hears of what the cloud has made."""
+    user.obstacles.hold(operation, once_made=True)
+    with _up(user) as process:
+        _wait_until_held(user, process, operation)
+        process.send_signal(signal.SIGINT)
+        _wait_until_cancelled(user, process, operation)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE_S)[1]
+    user.obstacles.release(operation)
+    assert process.returncode == 128 + signal.SIGINT, said
+    _assert_names_the_way_out(user, said)
 
 
 def left_alone(user: User, operation: str) -> None:
@@ -73,7 +101,32 @@ def killed(user: User, operation: str) -> None:
     user.obstacles.wait_until_ended(operation)
 
 
-WAYS: tuple[Callable[[User, str], None], ...] = (refused, killed, terminated, left_alone)
+WAYS: tuple[Callable[[User, str], None], ...] = (
+    refused,
+    killed,
+    terminated,
+    left_alone,
+    interrupted,
+    interrupted_twice,
+    hung_up,
+)
+A_FEW = (refused, terminated)
+"""For the gate."""
+
+
+def every_way(cloud: str) -> list[Any]:
+    """Parameters ``way`` and ``goes_on``: all ways, each once with ``down`` after it, and once with ``up`` first. Each
+    may run beside the others."""
+    return [
+        pytest.param(
+            way,
+            goes_on,
+            id=f"{way.__name__}, {'up, down' if goes_on else 'down'}",
+            marks=pytest.mark.xdist_group(f"any resource {cloud} {way.__name__} {goes_on}"),
+        )
+        for way in WAYS
+        for goes_on in (False, True)
+    ]
 
 
 def creations(user: User) -> list[str]:
@@ -84,20 +137,27 @@ def creations(user: User) -> list[str]:
     return found
 
 
-def at_every_resource(user: User, first_way: int) -> None:
-    """One way for each, in turn: after each ``down`` and ``leaks`` find nothing. With ``GPUCTL_TEST_WAY`` 0 to 3 in the
-    environment, all ways at all resources."""
+def at_every_resource(user: User, way: Callable[[User, str], None], *, goes_on: bool) -> None:
+    """See ``at_one``."""
     operations = sorted(creations(user))  # the engine makes several at once, in no certain order
     assert len(operations) > 10
-    for number, operation in enumerate(operations):
-        way = WAYS[(first_way + number + int(os.environ.get("GPUCTL_TEST_WAY", "0"))) % len(WAYS)]
-        user.obstacles.forget()
-        way(user, operation)
-        user.obstacles.forget()
-        try:
-            _down(user)
-        except AssertionError as error:
-            raise AssertionError(f"{way.__name__} at {operation!r}: {error}") from error
+    for operation in operations:
+        at_one(user, way, operation, goes_on=goes_on)
+
+
+def at_one(user: User, way: Callable[[User, str], None], operation: str, *, goes_on: bool = False) -> None:
+    """``up`` breaks off; then, if it ``goes_on``, another one comes to its end; after ``down``, ``leaks`` finds
+    nothing."""
+    user.obstacles.forget()
+    way(user, operation)
+    user.obstacles.forget()
+    try:
+        if goes_on:
+            user.up()
+            assert len(user.machines()) == 2
+        _down(user)
+    except AssertionError as error:
+        raise AssertionError(f"{way.__name__} at {operation!r}: {error}") from error
 
 
 def _down(user: User) -> None:
@@ -111,6 +171,11 @@ def _down(user: User) -> None:
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     left = user.run("leaks", "--provider", user.up_flags[1])
     assert left.stdout == "", left.stdout
+
+
+def _assert_names_the_way_out(user: User, said: str) -> None:
+    """As it must be typed: without the cluster's name it would take down another one."""
+    assert f"`gpuctl down --cluster {user.cluster}`" in said.splitlines()[-1], said
 
 
 def _up(user: User) -> subprocess.Popen[str]:

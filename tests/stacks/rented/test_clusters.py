@@ -26,6 +26,8 @@ from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.stacks.engine.deployment import InterruptedCreation, StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.rented.clusters import RentedClusters
+from gpuctl.stacks.request import last_request
+from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest
 from tests.fakes.aws.user import TYPE, Account
 from tests.fakes.requests import asked
@@ -58,6 +60,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
     bucket.put("jobs/a-1/checkpoints/part", b"kept")
     done = account.run("down", "-y")
     assert done.stdout.splitlines()[0] == f"cluster {account.cluster} is down"
+    assert f"kept Bucket {account.cluster}\n" in done.stderr and "deleted Bucket " not in done.stderr
     assert account.run("leaks", "--provider", "aws").stdout == ""
     assert [entry.key for entry in bucket.list("")] == ["jobs/a-1/checkpoints/part", "past.json"]
     assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
@@ -98,7 +101,8 @@ def test_machines_that_cannot_boot_are_named_with_their_reason(account: Account)
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
         r"error: i-\w+ could not boot: driver: nvidia-smi finds no GPU; see gpuctl logs --boot i-\w+ "
-        r"\(remaining: 2 instances, 1 VPC, 1 VPC endpoint and \d+ more, \$2\.01/h\)",
+        r"\(remaining: 2 instances, 1 VPC, 1 VPC endpoint and \d+ more, \$2\.01/h; "
+        rf"`gpuctl down --cluster {account.cluster}` removes it\)",
         last,
     )
     log = account.run("logs", "--boot", re.findall(r"i-\w+", last)[0])
@@ -167,12 +171,13 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     assert (spec.idle_minutes, spec.stall_minutes, spec.nodes_min, spec.nodes_max) == (60, 5, 1, 3)
 
     refused = account.run("up", "--type", "g5.2xlarge", code=2).stderr.splitlines()[-1]  # before anybody is asked
-    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    hint = f"run `gpuctl down --cluster {account.cluster}` first, or choose another name with --cluster"
     assert refused == f"error: {account.cluster} has machines of {TYPE}, not g5.2xlarge; {hint}"
     assert len(account.machines()) == 3
     other = account.run("up", "--provider", "local", code=2).stderr
     line = f"cluster {account.cluster} already exists, on provider aws"
-    assert other == f"error: {line}; choose another name with --cluster, or run `gpuctl down` first\n"
+    hint = f"choose another name with --cluster, or run `gpuctl down --cluster {account.cluster}` first"
+    assert other == f"error: {line}; {hint}\n"
     assert account.known().provider == "aws"
     account.run("down", "-y")
 
@@ -187,7 +192,8 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account
     done = account.run("down", "-y", code=1)
     assert done.stdout == f"left: volume {volume['VolumeId']} in us-east-1, $0.08/h\n"
     elsewhere = f"gpuctl down --by-tag {account.cluster} --provider aws --region us-east-1"
-    line = "1 thing could not be removed; run `gpuctl down` again, or remove whatever has its name"
+    hint = f"run `gpuctl down --cluster {account.cluster}` again"
+    line = f"1 thing could not be removed; {hint}, or remove whatever has its name"
     assert done.stderr.splitlines()[-1] == f"error: {line}: {elsewhere}"
     ec2.delete_volume(VolumeId=volume["VolumeId"])
     again = account.run("down", "-y")
@@ -268,6 +274,38 @@ def test_a_state_that_is_of_no_use_is_forgotten_once_nothing_is_there(
 
 
 @pytest.mark.slow
+def test_records_that_cannot_be_deleted_do_not_fail_a_down(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", account.env["AWS_ENDPOINT_URL"])
+    note = account.folder / "state" / "clusters" / f"{account.cluster}.json"
+    note.mkdir(parents=True)
+    (account.last_up_path().parent / "state").mkdir(parents=True)
+    said: list[str] = []
+    rented = RentedClusters(lambda _name: Late(FailureKind.RESOURCE, 0), said.append)
+    assert rented.down(asked("aws", cluster=account.cluster, account=""), force=True) == []
+    assert said[-1] == f"everything is removed, but {note} cannot be deleted: Is a directory"
+    assert not account.last_up_path().parent.exists(), "the stack's folder stays"
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_repair_looks_at_the_cloud_says_what_is_there(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refreshing(Late):
+        def refresh(self, **_: bool) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", account.env["AWS_ENDPOINT_URL"])
+    last = LastRequest(request=asked("aws", cluster=account.cluster, account=""), terms=NodeOptions())
+    last_request.remember(last)
+    said, questions = list[str](), list[str]()
+    rented = RentedClusters(lambda _name: Refreshing(FailureKind.RESOURCE, 0), said.append)
+    with pytest.raises(KeyboardInterrupt):
+        rented.repair(last, wait_s=1.0, confirm=questions.append)
+    assert questions == ["Replace what is missing?"]
+    assert said[-1].startswith("interrupted: nothing remains; `gpuctl up --cluster ")
+
+
+@pytest.mark.slow
 def test_down_with_credentials_of_another_account_proves_nothing(account: Account) -> None:
     account.boot_machines()
     account.up(nodes="1")
@@ -333,33 +371,49 @@ def test_a_flag_that_makes_no_sense_is_one_line(account: Account, args: list[str
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.xdist_group("any resource aws")
-def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> None:
+@pytest.mark.parametrize(("way", "goes_on"), interruptions.every_way("aws"))
+def test_up_that_broke_off_at_any_resource_leaves_nothing(
+    account: Account, way: Callable[[User, str], None], goes_on: bool
+) -> None:
     """With the flagship's private network, its endpoint for SSH and its placement group."""
     key = account.folder / ".ssh" / "id_ed25519.pub"
     flags = ("--type", "p4d.24xlarge", "--ssh-key", str(key), "--ssh-from", "203.0.113.7/32", "--zone", "us-east-1a")
     account.up_flags = ["--provider", "aws", *flags]
     account.boot_machines()
-    interruptions.at_every_resource(account, 0)
+    interruptions.at_every_resource(account, way, goes_on=goes_on)
+
+
+@pytest.mark.parametrize("way", interruptions.A_FEW)
+def test_up_that_broke_off_at_its_role_leaves_nothing(account: Account, way: Callable[[User, str], None]) -> None:
+    interruptions.at_one(account, way, f"create aws:iam/role:Role {account.cluster}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, id=way.__name__, marks=[] if way is interruptions.refused else [pytest.mark.slow])
-        for way in interruptions.WAYS
-    ],
-)
+@pytest.mark.parametrize("way", interruptions.WAYS)
 def test_up_that_broke_off_at_its_group_goes_on(account: Account, way: Callable[[User, str], None]) -> None:
     account.boot_machines()
     group = f"create aws:autoscaling/group:Group {account.cluster}"
     way(account, group)
     account.obstacles.forget()
-    account.up()
+    goes_on = f"goes on with what an earlier `gpuctl up --cluster {account.cluster}` began"
+    assert account.up().stdout.splitlines()[0] == goes_on, "though nothing of the request changes"
     assert len(account.machines()) == 2
     account.run("down", "-y")
     assert account.run("leaks", "--provider", "aws").stdout == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # all regions, on a server that is not AWS
+def test_up_in_another_region_leaves_nothing_of_the_one_that_broke_off(account: Account) -> None:
+    account.up_flags = ["--provider", "aws", "--type", "p4d.24xlarge"]
+    account.boot_machines()
+    interruptions.killed(account, f"create aws:ec2/natGateway:NatGateway {account.cluster}-nat")
+    account.obstacles.forget()
+    account.groups = boto3.client("autoscaling", region_name="us-west-2")
+    account.up("--region", "us-west-2")
+    assert len(account.machines()) == 2
+    account.run("down", "-y")
+    assert account.run("leaks", "--provider", "aws", "--all-regions").stdout == ""
 
 
 @pytest.mark.slow
@@ -372,13 +426,21 @@ def test_a_policy_that_no_state_knows_keeps_no_role(account: Account) -> None:
 
 
 @pytest.mark.slow
-def test_a_closed_terminal_is_what_ctrl_c_is(account: Account) -> None:
+@pytest.mark.parametrize("what", ["vpc/securityGroupIngressRule:SecurityGroupIngressRule", "ec2/keyPair:KeyPair"])
+def test_what_broke_off_beside_machines_is_made_again_and_they_run_on(account: Account, what: str) -> None:
+    (account.folder / ".ssh" / "id_ed25519.pub").rename(account.folder / "key.pub")
     account.boot_machines()
-    group = f"create aws:autoscaling/group:Group {account.cluster}"
-    interruptions.terminated(account, group, signal.SIGHUP)
+    account.up()
+    machines, rules = account.machines(), len(account.rules())
+    key = str(account.folder / "key.pub")
+    account.up_flags = [*account.up_flags, "--ssh-from", "203.0.113.7/32", "--ssh-key", key]
+    name = f"{account.cluster}-ssh" if "Rule" in what else account.cluster
+    interruptions.killed(account, f"create aws:{what} {name}")
     account.obstacles.forget()
+    account.up()
+    assert account.machines() == machines
+    assert len(account.rules()) == rules + 1
     account.run("down", "-y")
-    assert account.run("leaks", "--provider", "aws").stdout == ""
 
 
 @pytest.mark.slow

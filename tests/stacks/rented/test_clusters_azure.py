@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +159,17 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.xdist_group("any resource azure")
-def test_up_that_broke_off_at_any_resource_leaves_nothing(account: Account) -> None:
+@pytest.mark.parametrize(("way", "goes_on"), interruptions.every_way("azure"))
+def test_up_that_broke_off_at_any_resource_leaves_nothing(
+    account: Account, way: Callable[[User, str], None], goes_on: bool
+) -> None:
     account.boot_machines()
-    interruptions.at_every_resource(account, 2)
+    interruptions.at_every_resource(account, way, goes_on=goes_on)
+
+
+@pytest.mark.parametrize("way", interruptions.A_FEW)
+def test_up_that_broke_off_at_its_scale_set_leaves_nothing(account: Account, way: Callable[[User, str], None]) -> None:
+    interruptions.at_one(account, way, f"create azure-native:compute:VirtualMachineScaleSet {account.cluster}")
 
 
 @pytest.mark.slow
@@ -253,7 +260,8 @@ def test_a_region_without_machines_says_why_and_another_one_may_have_them(accoun
     assert line == (
         f"error: 0 of 2 machines started within 0.01 minutes: AllocationFailed: {NO_ROOM}; wait longer (--wait), use "
         "another --region or --type, or --on-demand "
-        "(remaining: 1 identity, 1 resource group, 1 role and 5 more, $0.00/h)"
+        "(remaining: 1 identity, 1 resource group, 1 role and 5 more, $0.00/h; "
+        f"`gpuctl down --cluster {account.cluster}` removes it)"
     )
     assert account.size() == 0, "a machine may come, though nobody waits for it"
     url = account.known().bucket
@@ -293,7 +301,8 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_tag_and_fails_down(account
     done = account.run("down", "-y", code=1)
     assert done.stdout == "left: disk theirs/by-hand in eastus, $0.05207/h\n"
     assert done.stderr.splitlines()[-1] == (
-        "error: 1 thing could not be removed; run `gpuctl down` again, or remove whatever has its name: "
+        f"error: 1 thing could not be removed; run `gpuctl down --cluster {account.cluster}` again,"
+        " or remove whatever has its name: "
         f"gpuctl down --by-tag {account.cluster} --provider azure --region {EAST}"
     )
     account.there.live("DELETE", disk, None)
@@ -330,7 +339,7 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     assert (account.spec().idle_minutes, account.spec().nodes_max) == (60, 3)
 
     refused = account.run("up", "-y", "--spot", code=2).stderr.splitlines()[-1]
-    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    hint = f"run `gpuctl down --cluster {account.cluster}` first, or choose another name with --cluster"
     assert refused == f"error: {account.cluster} has machines on demand, not as spot; {hint}"
     assert len(account.machines()) == 3
 

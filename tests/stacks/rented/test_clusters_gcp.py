@@ -8,7 +8,7 @@ What the project cannot do: change what no `up` of these tests changes, and wait
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,19 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.xdist_group("any resource gcp")
-def test_up_that_broke_off_at_any_resource_leaves_nothing(owner: Owner) -> None:
+@pytest.mark.parametrize(("way", "goes_on"), interruptions.every_way("gcp"))
+def test_up_that_broke_off_at_any_resource_leaves_nothing(
+    owner: Owner, way: Callable[[User, str], None], goes_on: bool
+) -> None:
     owner.boot_machines()
-    interruptions.at_every_resource(owner, 1)
+    interruptions.at_every_resource(owner, way, goes_on=goes_on)
+
+
+@pytest.mark.parametrize("way", interruptions.A_FEW)
+def test_up_that_broke_off_at_its_service_account_leaves_nothing(
+    owner: Owner, way: Callable[[User, str], None]
+) -> None:
+    interruptions.at_one(owner, way, f"create gcp:serviceaccount/account:Account {owner.cluster}")
 
 
 @pytest.mark.slow
@@ -161,7 +170,8 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Own
     assert refused == (
         f"error: 0 of 2 machines started within 0.01 minutes: no capacity for {TYPE} in {SECOND}; "
         "wait longer (--wait), use another --region or --type, or --on-demand "
-        "(remaining: 2 bucket bindings, 1 firewall rule, 1 instance group and 9 more, $0.00/h)"
+        "(remaining: 2 bucket bindings, 1 firewall rule, 1 instance group and 9 more, $0.00/h; "
+        f"`gpuctl down --cluster {owner.cluster}` removes it)"
     )
     assert owner.held.things[owner.group()]["targetSize"] == 0, "a machine may come, though nobody waits for it"
     owner.run("down", "-y")
@@ -199,7 +209,8 @@ def test_what_pulumi_does_not_know_of_is_found_by_its_label_and_fails_down(owner
     done = owner.run("down", "-y", code=1)
     assert done.stdout == "left: disk scratch in us-central1, $0.1/h\n"
     assert done.stderr.splitlines()[-1] == (
-        "error: 1 thing could not be removed; run `gpuctl down` again, or remove whatever has its name: "
+        f"error: 1 thing could not be removed; run `gpuctl down --cluster {owner.cluster}` again,"
+        " or remove whatever has its name: "
         f"gpuctl down --by-tag {owner.cluster} --provider gcp --region {REGION}"
     )
     del owner.held.things[disk]
@@ -230,7 +241,7 @@ def test_what_is_not_said_again_stays_as_it_was(owner: Owner) -> None:
     assert (owner.spec().idle_minutes, owner.spec().nodes_min, owner.spec().nodes_max) == (60, 1, 3)
 
     refused = owner.run("up", "-y", "--zone", FIRST, code=2).stderr.splitlines()[-1]
-    hint = "run `gpuctl down` first, or choose another name with --cluster"
+    hint = f"run `gpuctl down --cluster {owner.cluster}` first, or choose another name with --cluster"
     assert refused == f"error: {owner.cluster} has machines in zone {SECOND}, not {FIRST}; {hint}"
     assert len(owner.machines()) == 3
 

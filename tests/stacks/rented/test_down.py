@@ -94,7 +94,7 @@ def test_after_a_damaged_state_the_cluster_comes_back(account: Account) -> None:
     account.up()
     _damaged_state(account)
     refused = account.up(code=1).stderr.splitlines()[-1]
-    assert "cannot be read" in refused and "`gpuctl down` removes the cluster by its tags" in refused
+    assert "cannot be read" in refused and f"{account.cluster}` removes the cluster by its tags" in refused
     assert len(account.machines()) == 2
     account.run("down", "-y")
     account.up()
@@ -211,7 +211,8 @@ def test_ctrl_c_in_down_says_what_is_left_and_what_it_costs(account: Account) ->
         said = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == 130
     assert said[-1].startswith(f"error: the removal of {account.cluster} was interrupted: remaining: ")
-    assert "$" in said[-1] and said[-1].endswith("/h; run `gpuctl down` again to go on")
+    assert "$" in said[-1]
+    assert said[-1].endswith(f"/h; run `gpuctl down --cluster {account.cluster}` again to go on")
     account.run("down", "-y")
     assert account.run("leaks", "--provider", "aws").stdout == ""
 
@@ -228,7 +229,10 @@ def test_ctrl_c_while_machines_are_waited_for_says_what_they_cost(account: Accou
         process.send_signal(signal.SIGTERM)
         rest = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + signal.SIGTERM
-    assert "interrupted: remaining: 2 instances" in rest and "/h; `gpuctl up` continues" in rest
+    assert (
+        "interrupted: remaining: 2 instances" in rest
+        and f"/h; `gpuctl up --cluster {account.cluster}` continues" in rest
+    )
     account.run("down", "-y")
     assert account.run("leaks", "--provider", "aws").stdout == ""
 

@@ -230,7 +230,9 @@ def test_a_record_on_this_machine_that_cannot_be_read_keeps_nothing_running(
     if harm is not _damaged and harm is not _of_a_newer_version:
         line = account.run("up", "--provider", "local", code=2).stderr.splitlines()[-1]
         assert f"cluster {account.cluster} already exists, on provider aws" in line
-    assert "is down" in account.run("down", "-y").stdout
+    done = account.run("down", "-y")
+    assert "is down" in done.stdout
+    assert done.stderr.count("going on by the cluster's tags") == (harm in (_damaged, _of_a_newer_version))
     assert account.run("leaks", "--provider", "aws").stdout == ""
     assert last_request.find(account.cluster) is None
 

@@ -30,7 +30,7 @@ def test_what_cannot_be_changed_is_named_with_what_it_is(
     before = asked(provider)
     with pytest.raises(BadInput, match=re.escape(f"demo has {line}")) as refused:
         refuse_changes(before, asked(provider, **change), before.zones)
-    assert refused.value.hint == "run `gpuctl down` first, or choose another name with --cluster"
+    assert refused.value.hint == "run `gpuctl down --cluster demo` first, or choose another name with --cluster"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuctl.cluster.errors import BadInput, CorruptRecord
-from gpuctl.stacks.state.clusters import KnownCluster, find, forget, known_clusters, remember
+from gpuctl.stacks.state.clusters import KnownCluster, command, find, forget, known_clusters, remember
 from gpuctl.stacks.state.paths import state_dir
 
 
@@ -26,7 +26,7 @@ def test_a_cluster_is_remembered_until_it_is_forgotten() -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(BadInput, match="gpuctl up"):
+    with pytest.raises(BadInput, match="`gpuctl up --cluster b`"):
         find("b")
     remember(KnownCluster(name="a", provider="local", bucket="file:///b"))
     with pytest.raises(BadInput, match="there are: a"):
@@ -50,3 +50,8 @@ def test_the_state_directory_follows_the_custom_of_the_system() -> None:
     assert state_dir({"GPUCTL_STATE_DIR": "/x"}) == Path("/x")
     assert state_dir({"XDG_STATE_HOME": "/y"}) == Path("/y/gpuctl")
     assert state_dir({}) == Path.home() / ".local/state/gpuctl"
+
+
+def test_a_command_line_names_every_cluster_but_the_default_one() -> None:
+    assert command("down", "default") == "gpuctl down"
+    assert command("train script.py", "big") == "gpuctl train script.py --cluster big"

@@ -98,9 +98,18 @@ def _delete_security_group(client: Any, name: str) -> None:
         Filters=[{"Name": "group-id", "Values": [name]}]
     )
     for rule in [rule for page in pages for rule in page["SecurityGroupRules"] if rule.get("ReferencedGroupInfo")]:
-        revoke = client.revoke_security_group_egress if rule["IsEgress"] else client.revoke_security_group_ingress
-        revoke(GroupId=name, SecurityGroupRuleIds=[rule["SecurityGroupRuleId"]])
+        _revoke(client, rule)
     client.delete_security_group(GroupId=name)
+
+
+def _delete_rule(client: Any, name: str) -> None:
+    for rule in client.describe_security_group_rules(SecurityGroupRuleIds=[name])["SecurityGroupRules"]:
+        _revoke(client, rule)
+
+
+def _revoke(client: Any, rule: dict[str, Any]) -> None:
+    revoke = client.revoke_security_group_egress if rule["IsEgress"] else client.revoke_security_group_ingress
+    revoke(GroupId=rule["GroupId"], SecurityGroupRuleIds=[rule["SecurityGroupRuleId"]])
 
 
 def _delete_route_table(client: Any, name: str) -> None:
@@ -164,6 +173,7 @@ STAGES: tuple[tuple[DeletionRule, ...], ...] = (
         DeletionRule("key pair", lambda ec2, name: ec2.delete_key_pair(KeyPairId=name)),
     ),
     (
+        DeletionRule("security group rule", _delete_rule),
         DeletionRule("security group", _delete_security_group),
         DeletionRule("route table", _delete_route_table),
     ),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.catalog.instance_types import catalog
 from gpuctl.stacks.clouds.answers import Denied, Leftover, Scan
@@ -80,6 +82,24 @@ def scan(wanted: Sequence[str], cluster: str | None = None, connect: Connect | N
             *(part for part in seen if isinstance(part, str)),
         ),
     )
+
+
+def rules(leftovers: Sequence[Leftover], connect: Connect | None = None) -> list[Leftover]:
+    """The rules of the security groups among ``leftovers``. One whose creation was interrupted may carry no tag. Raises
+    ``GpuctlError`` if AWS does not tell."""
+    connect = connect or connecting()
+    groups = {one.id: one for one in leftovers if one.kind == "security group"}
+    found = []
+    for region in sorted({one.region for one in groups.values()}):
+        here = [one.id for one in groups.values() if one.region == region]
+        with understood():
+            pages = connect("ec2", region).get_paginator("describe_security_group_rules")
+            for page in pages.paginate(Filters=[{"Name": "group-id", "Values": here}]):
+                found += [
+                    structs.replace(groups[rule["GroupId"]], kind="security group rule", id=rule["SecurityGroupRuleId"])
+                    for rule in page["SecurityGroupRules"]
+                ]
+    return found
 
 
 def _places(connect: Connect, wanted: Sequence[str], at: str) -> tuple[tuple[str, ...], list[str]]:

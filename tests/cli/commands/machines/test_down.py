@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from gpuctl.cli.main import run
+from gpuctl.cluster import layout
 from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.records.rounds import JobOutcome
 from gpuctl.stacks.providers import interface
@@ -72,6 +76,47 @@ def test_jobs_that_are_not_over_end_as_cancelled_and_the_rest_stays(written: Wri
     assert listed.splitlines()[1].split()[0] == "10"
     again = written.run("down", code=2)
     assert "no cluster named 'default'" in again.stderr
+
+
+@pytest.mark.parametrize("record", [None, b"{"], ids=["gone", "damaged"])
+def test_jobs_get_their_last_checkpoint_and_their_end_without_the_clusters_record(
+    written: WrittenCluster, record: bytes | None
+) -> None:
+    """Else the next `up` at that bucket would run them, on machines that cost money."""
+    job = written.submit().job
+    written.beat("node-0")
+    late = time.time() + 3600  # it has one life, whatever else this machine is at
+    os.utime(Path(unquote(urlsplit(written.url).path)) / layout.node("node-0"), (late, late))
+    if record is None:
+        written.store.delete([layout.CLUSTER])
+    else:
+        written.store.put(layout.CLUSTER, record)
+    with written.start("down", "-y") as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert said == f"waiting for {job} to end after a last checkpoint, 120 s at most\n"
+        written.end(job, 1, JobOutcome(result="succeeded", exit_code=0))
+        assert f"job {job} succeeded" in process.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("record", [None, b"{"], ids=["gone", "damaged"])
+def test_jobs_that_nobody_sees_to_end_as_cancelled_without_the_clusters_record(
+    written: WrittenCluster, record: bytes | None
+) -> None:
+    job = written.submit().job
+    if record is None:
+        written.store.delete([layout.CLUSTER])
+    else:
+        written.store.put(layout.CLUSTER, record)
+    written.run("down", "-y")
+    ended = queue.outcome(written.store, job)
+    assert ended is not None and ended.result == "cancelled"
+
+
+def test_checkpoints_of_a_cluster_whose_record_is_damaged_are_not_deleted(written: WrittenCluster) -> None:
+    written.store.put(layout.CLUSTER, b"{")
+    line = written.run("down", "-y", "--delete-checkpoints", "default", code=2).stderr
+    assert "holds a record that cannot be read; leave --delete-checkpoints out" in line
 
 
 def test_what_is_left_is_named_and_makes_the_exit_non_zero(

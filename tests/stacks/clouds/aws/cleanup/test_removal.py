@@ -144,7 +144,7 @@ def test_every_kind_that_leaks_knows_can_be_deleted() -> None:
     from gpuctl.stacks.clouds.aws.cleanup.deletions import STAGES
     from gpuctl.stacks.clouds.aws.cleanup.leaks import KINDS
 
-    assert {kind.what for kind in KINDS} | {"role", "instance profile"} == {
+    assert {kind.what for kind in KINDS} | {"role", "instance profile", "security group rule"} == {
         one.kind for stage in STAGES for one in stage
     }
 
