@@ -4,6 +4,7 @@
 - ``follow``: a job as it goes
 - ``checkpoints``: checkpoints as a table
 - ``timeline``: what a job lived through
+- ``plan``: what ``up`` would create on a cloud
 - ``dialog``: the answers of a person at a terminal
 - ``resource_progress``: what a cloud makes and deletes
 - ``boot_log``: how a machine booted

@@ -1,20 +1,20 @@
-"""The plan of what ``gpuctl up`` would create on a cloud: from flags to a request, and the plan as people read it."""
+"""From the flags of ``gpuctl up`` on a cloud to a request."""
 
 from __future__ import annotations
 
 import dataclasses
 import getpass
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
 
 from gpuctl import __version__
-from gpuctl.cli.render.terminal import out, say, table
+from gpuctl.cli.render.terminal import say
 from gpuctl.cli.settings.options import parse_flag, text_option, whole_number
 from gpuctl.cli.settings.resolve import Settings
 from gpuctl.cluster.errors import BadInput
@@ -30,11 +30,6 @@ from gpuctl.stacks.request.last_request import LastRequest
 from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.ssh import keys
 from gpuctl.stacks.state.clusters import command
-
-if TYPE_CHECKING:
-    from gpuctl.stacks.plan.planner import Plan
-
-_NOT_IN_IT = "not included: what the bucket holds, and traffic"
 
 Type = Annotated[
     str | None, text_option("--type", metavar="NAME", about="Instance type (default: the cheapest that fits).")
@@ -273,52 +268,3 @@ def _public_key(path: str | None, before: StackRequest | None, *, is_needed: boo
     if before is not None and (before.ssh_key or not is_needed):
         return None
     return keys.usual()
-
-
-def show(plan: Plan) -> None:
-    """The table on standard output, and what there is to say of it on standard error."""
-    request, machine = plan.request, plan.machine
-    where = ", ".join(request.zones) or request.region
-    kind = "spot" if request.spot else "on demand"
-    out(f"{request.nodes_max} x {machine.name} ({machine.gpus} {machine.gpu}, {kind}) in {where}, {request.provider}")
-    for line in table(("RESOURCES", "KIND"), [[str(many), kind] for kind, many in sorted(plan.counts().items())]):
-        out(f"  {line}")
-    for line in _cost(plan):
-        out(line)
-    for finding in plan.findings:
-        say(f"{finding.severity}: {finding.message}" + (f"; {finding.hint}" if finding.hint else ""))
-    say(f"not checked: {', '.join(plan.unchecked)}")
-
-
-def show_changes(plan: Plan, changes: Sequence[str]) -> None:
-    """Show what will change in an existing cluster, and what it costs from now on."""
-    for line in changes or ["no changes"]:
-        out(line)
-    *_, cost = _cost(plan)
-    out(cost)
-    for finding in plan.findings:
-        if finding.severity == "error":
-            say(f"error: {finding.message}" + (f"; {finding.hint}" if finding.hint else ""))
-
-
-def _cost(plan: Plan) -> Iterator[str]:
-    cost = plan.cost
-    hour = cost.per_hour(plan.request.spot)
-    for name, usd in (("spot", cost.spot), ("on demand", cost.on_demand)):
-        yield f"machines, {name}: " + ("price not available" if usd is None else f"${usd:.2f}/h")
-    for what, usd in cost.extras.items():
-        yield f"{what}: ${usd:.3f}/h"
-    if hour is not None:
-        yield f"total: ${hour:.2f}/h, ${24 * hour:.2f} a day (prices of {cost.date}); {_NOT_IN_IT}"
-    else:
-        most = cost.per_hour(spot=False)
-        if most is not None:
-            dated = f"prices of {cost.date}, on demand"
-            yield f"total: at most ${most:.2f}/h, ${24 * most:.2f} a day ({dated}); {_NOT_IN_IT}"
-
-
-def as_json(plan: Plan) -> dict[str, Any]:
-    import msgspec
-
-    told: dict[str, Any] = msgspec.to_builtins(plan)
-    return {**told, "counts": plan.counts()}

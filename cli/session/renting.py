@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from gpuctl.cli.render.plan import as_json, show, show_changes
 from gpuctl.cli.render.terminal import count, out_json, say
 from gpuctl.cli.session.public_ip import STANDS_FOR_IT, my_network
 from gpuctl.cli.session.pulumi_consent import install_what_is_missing
-from gpuctl.cli.session.rental_plan import MachineFlags, as_json, backend_of, last_of, request_of, show, show_changes
+from gpuctl.cli.session.rental_plan import MachineFlags, backend_of, last_of, request_of
 from gpuctl.cli.settings.options import parse_flag
 from gpuctl.cli.settings.resolve import Settings
 from gpuctl.cli.signals import as_interrupts
