@@ -31,7 +31,7 @@ endif
 busy_loop = sh -c 'while kill -0 $$PPID 2>/dev/null; do :; done'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-busy test-times test-machines mutate bench bench-checkpoint preview catalog docs lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-exhaustive test-busy test-times test-machines mutate bench bench-checkpoint preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -81,7 +81,10 @@ unit: $(STAMP) ## The quick tests and nothing else
 	$(TESTS)
 
 test-all: lint types contracts preview ## The same as test, with what is slow, depends on time or boots something
-	$(TESTS) -m ""
+	$(TESTS) -m "not exhaustive"
+
+test-exhaustive: $(STAMP) ## `up` broken off at every resource in every way, on three clouds: hours
+	$(TESTS) -m exhaustive
 
 test-busy: $(STAMP) ## The quick tests beside two busy loops: none may need a machine of its own
 	@$(busy_loop) & one=$$!; $(busy_loop) & other=$$!; \

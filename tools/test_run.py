@@ -28,7 +28,7 @@ _MOST_TRIED_AGAIN = 10
 """More failures than these are no bad luck."""
 _SLOW_S = 2.0
 _LISTED = 30
-_MARKS = ("slow", "timing", "machines")
+_MARKS = ("slow", "timing", "machines", "exhaustive")
 _RECORD = "--record"
 """First of the arguments of a second run: the file for its record follows."""
 

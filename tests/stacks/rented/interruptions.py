@@ -101,7 +101,8 @@ def killed(user: User, operation: str) -> None:
     user.obstacles.wait_until_ended(operation)
 
 
-WAYS: tuple[Callable[[User, str], None], ...] = (
+Way = Callable[[User, str], None]
+WAYS: tuple[Way, ...] = (
     refused,
     killed,
     terminated,
@@ -115,14 +116,18 @@ A_FEW = (refused, terminated)
 
 
 def every_way(cloud: str) -> list[Any]:
-    """Parameters ``way`` and ``goes_on``: all ways, each once with ``down`` after it, and once with ``up`` first. Each
-    may run beside the others."""
-    return [
+    """Parameters ``way`` and ``goes_on``: one way for each resource in turn; and all ways for all of them, each once
+    with ``down`` after it, and once with ``up`` first. Each may run beside the others."""
+    in_turn = pytest.param(None, False, id="in turn", marks=pytest.mark.xdist_group(f"any resource {cloud}"))
+    return [in_turn] + [
         pytest.param(
             way,
             goes_on,
             id=f"{way.__name__}, {'up, down' if goes_on else 'down'}",
-            marks=pytest.mark.xdist_group(f"any resource {cloud} {way.__name__} {goes_on}"),
+            marks=[
+                pytest.mark.exhaustive,
+                pytest.mark.xdist_group(f"any resource {cloud} {way.__name__} {goes_on}"),
+            ],
         )
         for way in WAYS
         for goes_on in (False, True)
@@ -137,15 +142,16 @@ def creations(user: User) -> list[str]:
     return found
 
 
-def at_every_resource(user: User, way: Callable[[User, str], None], *, goes_on: bool) -> None:
-    """See ``at_one``."""
+def at_every_resource(user: User, way: Way | None, *, goes_on: bool) -> None:
+    """See ``at_one``; without a ``way``, another one at each resource, and ``goes_on`` at every other one."""
     operations = sorted(creations(user))  # the engine makes several at once, in no certain order
     assert len(operations) > 10
-    for operation in operations:
-        at_one(user, way, operation, goes_on=goes_on)
+    for number, operation in enumerate(operations):
+        goes_on = goes_on if way else number % 2 == 1
+        at_one(user, way or WAYS[number % len(WAYS)], operation, goes_on=goes_on)
 
 
-def at_one(user: User, way: Callable[[User, str], None], operation: str, *, goes_on: bool = False) -> None:
+def at_one(user: User, way: Way, operation: str, *, goes_on: bool = False) -> None:
     """``up`` breaks off; then, if it ``goes_on``, another one comes to its end; after ``down``, ``leaks`` finds
     nothing."""
     user.obstacles.forget()

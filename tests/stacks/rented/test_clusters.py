@@ -373,7 +373,7 @@ def test_a_flag_that_makes_no_sense_is_one_line(account: Account, args: list[str
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("way", "goes_on"), interruptions.every_way("aws"))
 def test_up_that_broke_off_at_any_resource_leaves_nothing(
-    account: Account, way: Callable[[User, str], None], goes_on: bool
+    account: Account, way: interruptions.Way | None, goes_on: bool
 ) -> None:
     """With the flagship's private network, its endpoint for SSH and its placement group."""
     key = account.folder / ".ssh" / "id_ed25519.pub"

@@ -161,7 +161,7 @@ def test_up_makes_machines_that_find_gpuctl_in_the_bucket_and_down_leaves_the_bu
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("way", "goes_on"), interruptions.every_way("azure"))
 def test_up_that_broke_off_at_any_resource_leaves_nothing(
-    account: Account, way: Callable[[User, str], None], goes_on: bool
+    account: Account, way: interruptions.Way | None, goes_on: bool
 ) -> None:
     account.boot_machines()
     interruptions.at_every_resource(account, way, goes_on=goes_on)

@@ -85,8 +85,7 @@ def scan(wanted: Sequence[str], cluster: str | None = None, connect: Connect | N
 
 
 def rules(leftovers: Sequence[Leftover], connect: Connect | None = None) -> list[Leftover]:
-    """The rules of the security groups among ``leftovers``. One whose creation was interrupted may carry no tag. Raises
-    ``GpuctlError`` if AWS does not tell."""
+    """Rules of the security groups among ``leftovers``: they may carry no tag. Raises ``GpuctlError``."""
     connect = connect or connecting()
     groups = {one.id: one for one in leftovers if one.kind == "security group"}
     found = []
