@@ -30,8 +30,8 @@ def verb(
 ) -> None:
     """Use a cluster created on another machine.
 
-    From then on its name is known here: jobs, logs, checkpoints and logins work as where it was made. Changing its
-    size takes Pulumi's state, which is there, or where --backend put it; `gpuctl down` works from here too.
+    From then on its name is known here: jobs, logs, checkpoints and logins work as where it was made, and so does
+    `gpuctl down`. Its size is changed where it was made, because that takes what is noted there.
 
     A cluster that is down can be attached too: the next `gpuctl up` here goes on with its jobs and checkpoints.
     """
