@@ -37,7 +37,7 @@ from gpuctl.stacks.engine.errors import FailureKind, StackFailed, cancelled, fai
 from gpuctl.stacks.engine.events import EventListener, OnProgress
 from gpuctl.stacks.engine.interrupts import to_the_end
 from gpuctl.stacks.engine.pulumi_install import found_cli
-from gpuctl.stacks.engine.pulumi_process import STACK, OwnSession, orphaned_plugins
+from gpuctl.stacks.engine.pulumi_process import STACK, OwnSession, ends_within, orphaned_engine, orphaned_plugins
 from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.state.clusters import command
 from gpuctl.stacks.state.paths import private_folder, state_dir
@@ -46,6 +46,8 @@ _PROJECT = "gpuctl"
 _PASSPHRASE = "gpuctl"
 """Of a state on this machine, which holds no secret. Pulumi wants one; if it could be lost, the state could be too."""
 _PASSPHRASE_FROM = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
+_ORPHAN_S = 1800.0
+"""Longest that an engine without its gpuctl is waited for. Machine groups of Azure take half an hour."""
 _INTERRUPTED = "interrupted: waiting for Pulumi to finish; press Ctrl-C again to stop it now"
 
 
@@ -203,12 +205,22 @@ class Engine:
         try:
             return self._once(stack, verb)
         except StackFailed as failed:
+            if self._waited_for_orphan(failed):
+                return self._change(stack, verb, force)
             if failed.kind is not FailureKind.STALE and not (force and failed.kind is FailureKind.HELD):
                 raise
             self._say(f"{failed.message}: clearing that lock")
         with self._explained(stack):
             stack.cancel()
         return self._once(stack, verb)
+
+    def _waited_for_orphan(self, failed: StackFailed) -> bool:
+        """Whether the stack was being changed by an engine whose gpuctl was killed, and which has come to its end."""
+        engine = orphaned_engine(failed.holder.pid, str(self._folder())) if failed.holder else None
+        if engine is None:
+            return False
+        self._say(f"{failed.message}, whose gpuctl has ended: waiting for it (to end it: kill {engine.pid})")
+        return ends_within(engine, _ORPHAN_S)
 
     def _once(self, stack: Stack, verb: Callable[[EventListener], Any]) -> Any:
         listener = EventListener(self._on_progress)

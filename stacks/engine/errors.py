@@ -84,6 +84,8 @@ class StackFailed(GpuctlError):
         self.left = tuple(left)
         """What is there now, as ``aws:ec2/vpc:Vpc demo``; empty where nobody looked."""
         self.refusals = tuple(refusals)
+        self.holder: LockHolder | None = None
+        """Of a lock whose process was seen to live."""
         if kind is FailureKind.CANCELLED:
             self.exit_code = INTERRUPTED
 
@@ -225,8 +227,10 @@ def _lock(cluster: str, written: str) -> StackFailed | None:
     holders = [LockHolder(user, host, int(pid), since) for user, host, pid, since in _HOLDER.findall(written)]
     if holders and "locked by" in written:
         who = ", ".join(str(holder) for holder in holders)
-        if any(holder.is_here and holder.lives for holder in holders):
-            return StackFailed(FailureKind.BUSY, f"{cluster} is being changed by {who}", _AGAIN)
+        if alive := next((holder for holder in holders if holder.is_here and holder.lives), None):
+            busy = StackFailed(FailureKind.BUSY, f"{cluster} is being changed by {who}", _AGAIN)
+            busy.holder = alive
+            return busy
         if all(holder.is_ours for holder in holders):
             return StackFailed(FailureKind.STALE, f"{cluster} is locked by {who}, which has ended", "repeat it")
         return StackFailed(FailureKind.HELD, f"{cluster} is locked by {who}", f"{_AGAIN}; {_FORCE}")

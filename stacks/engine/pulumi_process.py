@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -111,6 +112,32 @@ def orphaned_plugins(stack: str) -> list[psutil.Process]:
     """Plug-ins of an engine that worked on ``stack`` (``STACK``) and has ended. They go on with what they were asked
     for."""
     return [process for process in psutil.process_iter() if _is_orphan(process, stack)]
+
+
+def orphaned_engine(pid: int, stack: str) -> psutil.Process | None:
+    """The engine with this pid, if it works on ``stack`` and the gpuctl that began it has ended: it goes on to its
+    end."""
+    try:
+        engine = psutil.Process(pid)
+        parent = engine.parent()
+        if engine.environ().get(STACK) != stack or (parent and any("gpuctl" in word for word in parent.cmdline())):
+            return None
+    except psutil.Error:
+        return None
+    return engine
+
+
+def ends_within(process: psutil.Process, seconds: float) -> bool:
+    """Wait for the end of a process that is no child of this one. A zombie has ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def _is_orphan(process: psutil.Process, stack: str) -> bool:

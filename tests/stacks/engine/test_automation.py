@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -416,6 +416,26 @@ def test_the_lock_of_a_process_that_lives_is_never_cleared(force: bool) -> None:
     failed = _failed(lambda: Engine("demo", command=cli).up(asked("aws"), force=force))
     assert failed.kind == FailureKind.BUSY and f"@{platform.node()}" in failed.message
     assert "cancel" not in cli.ran
+
+
+def test_an_engine_whose_gpuctl_was_killed_is_waited_for() -> None:
+    folder = state_dir() / "pulumi" / "demo"
+    starts = ["sh", "-c", "sleep 1000 > /dev/null 2>&1 & echo $!"]  # and ends, so that it is an orphan
+    done = subprocess.run(starts, env={**os.environ, "GPUCTL_STACK": str(folder)}, capture_output=True, check=True)
+    engine, said = psutil.Process(int(done.stdout)), list[str]()
+
+    def say(line: str) -> None:
+        said.append(line)
+        engine.kill()
+
+    cli = _cli(up=[Scene("refused", _lock(platform.node(), engine.pid)), Scene("up")])
+    try:
+        assert Engine("demo", command=cli, say=say).up(asked("aws"))
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            engine.kill()
+    assert [verb for verb in cli.ran if not verb.startswith("stack")] == ["up", "up"]
+    assert len(said) == 1 and f"whose gpuctl has ended: waiting for it (to end it: kill {engine.pid})" in said[0]
 
 
 @pytest.mark.parametrize("kind", ["ended here", "a zombie", "number used again"])
