@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 import psutil
 
+from gpuctl.cluster.errors import GpuctlError
 from gpuctl.stacks.clouds.answers import Leftover, Scan
 from gpuctl.stacks.clouds.interface import Cloud
 from gpuctl.stacks.clouds.removal_by_tag import removed
@@ -89,6 +90,8 @@ class Teardown:
         cloud cannot be asked.
         """
         self._try(self._add_regions)
+        if self._has_namesake():
+            return self._beside_a_namesake(force)
         failed = self._by_state(force)
         scan = self._by_tag()
         if failed is not None and failed.kind is not FailureKind.NO_STACK:
@@ -120,6 +123,28 @@ class Teardown:
         if strays:
             self._there.remove(strays, self._say)
         self._state.forget_unknown()
+
+    def _has_namesake(self) -> bool:
+        """Whether another cluster of this name is there. Where the cloud does not tell, the state decides."""
+        try:
+            found = self.scan().found
+        except GpuctlError:
+            return False
+        return bool(self._request.id) and any(one.cluster_id not in ("", self._request.id) for one in found)
+
+    def _beside_a_namesake(self, force: bool) -> Scan:
+        """By tag only: much of what the state lists has a name and no other id, and may be the other's by now."""
+        self._say(f"another cluster named {self._request.cluster} is there: removing by tag, not by Pulumi's state")
+
+        def ask() -> None:
+            self._state.unknown(force=force)
+
+        self._try(ask)  # raises if somebody is at work
+        self._wait_for_plugins(())
+        scan = self._by_tag()
+        if not self.mine(scan) and not scan.unseen:
+            self._state.forget()
+        return scan
 
     def _add_regions(self) -> None:
         """Those of the state, if it can be read: an ``up`` may have been asked for elsewhere since."""

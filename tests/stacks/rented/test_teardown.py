@@ -120,6 +120,28 @@ def test_what_only_has_the_name_of_something_known_is_removed_before_the_first_t
     assert (left.found, account.there, waited) == ((), [], [])
 
 
+def test_what_a_namesake_has_made_since_is_not_removed_by_its_name() -> None:
+    """The cluster was taken down by tag elsewhere, and another one of its name made: the state here is old."""
+    theirs = replace(NETWORK, cluster_id="another")
+    account, forgotten = TaggedAccount("gcp", theirs, SUBNET), list[bool]()
+
+    class Old(State):
+        def unknown(self, **_: bool) -> tuple[InterruptedCreation, ...]:
+            return ()
+
+        def resources(self) -> tuple[StateResource, ...]:
+            return (StateResource("gcp:compute/network:Network", "demo", id="projects/p/global/networks/gpuctl-demo"),)
+
+        def destroy(self, **_: bool) -> None:
+            account.there.remove(theirs)
+
+        def forget(self) -> None:
+            forgotten.append(True)
+
+    left = Teardown(REQUEST, account, Old(account), print, pause=lambda _: None, now=lambda: 0.0).all()
+    assert (left.found, account.there, forgotten) == ((theirs,), [theirs], [True])
+
+
 class Ignorant(State):
     """Knows that something was being made, and of nothing that is there."""
 
