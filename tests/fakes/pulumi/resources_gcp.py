@@ -43,12 +43,14 @@ def _bucket(inputs: Record) -> Record:
 
 
 def _reader(inputs: Record) -> Record:
+    """A policy is a set: what is in it already is not added once more."""
     binding = {"role": inputs["role"], "members": [inputs["member"]]}
     if "condition" in inputs:
         binding["condition"] = inputs["condition"]
     with _of_bucket:
         policy = _ask("GET", f"{_BUCKETS}/{inputs['bucket']}/iam")
-        _ask("PUT", f"{_BUCKETS}/{inputs['bucket']}/iam", {**policy, "bindings": [*policy["bindings"], binding]})
+        if binding not in policy["bindings"]:
+            _ask("PUT", f"{_BUCKETS}/{inputs['bucket']}/iam", {**policy, "bindings": [*policy["bindings"], binding]})
     return {"id": f"{inputs['bucket']} {inputs['role']} {inputs['member']}"}
 
 

@@ -166,8 +166,9 @@ def test_a_zone_without_machines_is_cleared_and_the_next_one_is_tried(owner: Own
     owner.run("down", "-y")
 
     owner.held.without.append(SECOND)
-    refused = owner.up("--wait", "0.01", code=1).stderr.splitlines()[-1]
-    assert refused == (
+    again = owner.up("--wait", "0.01", code=1).stderr
+    assert "another cluster" not in again, "of the bucket that the first one has left"
+    assert again.splitlines()[-1] == (
         f"error: 0 of 2 machines started within 0.01 minutes: no capacity for {TYPE} in {SECOND}; "
         "wait longer (--wait), use another --region or --type, or --on-demand "
         "(remaining: 2 bucket bindings, 1 firewall rule, 1 instance group and 9 more, $0.00/h; "

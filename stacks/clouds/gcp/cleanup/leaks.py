@@ -135,11 +135,16 @@ def _region(scope: str) -> str:
 
 
 def _service_accounts(account: GcpAccount) -> Iterator[Leftover]:
+    for email, mark in _marked_accounts(account):
+        yield _leftover(mark, "service account", email, f"projects/{account.project}/serviceAccounts/{email}")
+
+
+def _marked_accounts(account: GcpAccount) -> Iterator[tuple[str, OwnershipLabels]]:
+    """The e-mail addresses of our service accounts, and whose each is."""
     for page in account.pages("iam", f"v1/projects/{account.project}/serviceAccounts", pageSize=100):
         for one in page.get("accounts", ()):
             if mark := by_words(one.get("displayName", ""), SERVICE_ACCOUNT):
-                ref = f"projects/{account.project}/serviceAccounts/{one['email']}"
-                yield _leftover(mark, "service account", one["email"], ref)
+                yield one["email"], mark
 
 
 def _roles(account: GcpAccount) -> Iterator[Leftover]:
@@ -164,7 +169,8 @@ def _bindings(account: GcpAccount) -> Iterator[Leftover]:
 
 def _bucket_bindings(account: GcpAccount, cluster: str | None) -> Iterator[Leftover]:
     """Nodes that may use their own cluster's bucket, which outlives them; another cluster that was given it has rights
-    of its own there."""
+    of its own there. A binding is the account's as long as that is there: the bucket may be older than the cluster."""
+    accounts: dict[str, OwnershipLabels] | None = None
     for page in account.pages("storage", "storage/v1/b", project=account.project):
         for bucket in page.get("items", ()):
             mark = by_labels(bucket.get("labels", {}))
@@ -173,10 +179,13 @@ def _bucket_bindings(account: GcpAccount, cluster: str | None) -> Iterator[Lefto
             query = {"optionsRequestedPolicyVersion": 3}
             policy = account.ask("storage", f"storage/v1/b/{bucket['name']}/iam", query=query)
             for binding in policy.get("bindings", ()):
-                own = _account_of(bucket["name"], mark.cluster)
+                own, ref = _account_of(bucket["name"], mark.cluster), f"b/{bucket['name']}"
                 members = [(_OF_NODES.fullmatch(one), one) for one in binding.get("members", ())]
-                nodes = [member for found, member in members if found and found[1] == own]
-                yield from _members({**binding, "members": nodes}, mark, "bucket binding", f"b/{bucket['name']}")
+                for member in (one for found, one in members if found and found[1] == own):
+                    if accounts is None:
+                        accounts = dict(_marked_accounts(account))
+                    owner = accounts.get(member.removeprefix("serviceAccount:"), mark)
+                    yield from _members({**binding, "members": [member]}, owner, "bucket binding", ref)
 
 
 def _account_of(bucket: str, cluster: str) -> str:

@@ -313,6 +313,21 @@ def test_who_may_use_a_bucket_of_ours_is_found(project: Google) -> None:
     assert scan([], "next").found == ()
 
 
+def test_who_may_use_a_bucket_that_is_older_than_the_cluster_is_the_clusters(project: Google) -> None:
+    """As after ``down`` and another ``up``: the bucket was kept, the identity is a new one."""
+    email = f"gpuctl-demo@{PROJECT}.iam.gserviceaccount.com"
+    words = "nodes of the gpuctl cluster demo (id 2222222222)"
+    project.put(f"/v1/projects/{PROJECT}/serviceAccounts", {"accounts": [{"email": email, "displayName": words}]})
+    bucket = Buckets(project).add("gpuctl-demo-1", labels={**labels("demo"), "gpuctl-id": "1111111111"})
+    bucket.bind("roles/storage.objectUser", f"serviceAccount:{email}")
+    bucket.bind("roles/storage.objectUser", f"deleted:serviceAccount:{email}?uid=1")
+    found = {one.id: one.cluster_id for one in scan([], "demo").found if one.kind == "bucket binding"}
+    assert found == {
+        f"storage.objectUser of serviceAccount:{email}": "2222222222",
+        f"storage.objectUser of deleted:serviceAccount:{email}?uid=1": "1111111111",
+    }
+
+
 def test_a_long_clusters_account_is_known_by_its_buckets_mark(project: Google) -> None:
     planned = Planned(asked("gcp", cluster="a-cluster-of-thirty-characters"))
     account = planned.one("serviceaccount/account:Account")["accountId"]
