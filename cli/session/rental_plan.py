@@ -39,7 +39,11 @@ Gpus = Annotated[str | None, text_option("--gpus", metavar="N", about="GPUs per 
 RegionFlag = Annotated[
     str | None, text_option("--region", metavar="NAME[,NAME]", about="For example us-east-1; the cheapest of several.")
 ]
-Zone = Annotated[str | None, text_option("--zone", metavar="NAME", about="For example us-east-1b.")]
+_ANY = "any"
+Zone = Annotated[
+    str | None,
+    text_option("--zone", metavar="NAME", about="For example us-east-1b; any: no longer only the one named before."),
+]
 Spot = Annotated[
     bool | None,
     typer.Option(
@@ -160,7 +164,7 @@ def request_of(
         nodes_min=fewest,
         nodes_max=most,
         region=region.name,
-        zones=(flags.zone,) if flags.zone else (),
+        zones=_zones(flags, last, region.name),
         version=__version__,
         **{name: value for name, value in given.items() if value is not None},
     )
@@ -204,7 +208,7 @@ def _regions(
     named = named_regions(settings, provider, flags.region, new=new)
     there = before.region if before else ""
     first_zone = cloud(provider).first_zone
-    if flags.zone and first_zone:  # Azure's zones are numbers, the same in every region
+    if flags.zone and flags.zone != _ANY and first_zone:  # Azure's zones are numbers, the same in every region
         of_zone = region_names.check(provider, region_of(provider, flags.zone), new=new)
         if flags.region is not None and of_zone not in [one.name for one in named]:
             among = ", ".join(one.name for one in named)
@@ -216,6 +220,13 @@ def _regions(
         return named
     usual = regions.choose(provider)
     return [Region(region_names.check(provider, usual.name, new=new), usual.source)]
+
+
+def _zones(flags: MachineFlags, last: LastRequest | None, region: str) -> tuple[str, ...]:
+    """The one that the flag names, or named before in the same region."""
+    if flags.zone is not None:
+        return () if flags.zone == _ANY else (flags.zone,)
+    return last.terms.zones if last and last.request.region == region else ()
 
 
 def _machine_in(

@@ -114,7 +114,7 @@ def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags
         is_made = not flags.dry_run or keys.own().is_file()
         unchecked += [] if is_made else [f"your SSH key (`up` makes one, {keys.own()})"]
         request = replace(request, ssh_key=keys.make() if is_made else keys.STANDS_FOR_IT)
-    terms = flags.of_nodes(settings.slots, last)
+    terms = replace(flags.of_nodes(settings.slots, last), zones=request.zones)
     if machines.ssh_key or last is None or request.ssh_key != last.request.ssh_key:
         path = Path(machines.ssh_key) if machines.ssh_key else None
         terms = replace(terms, identity=keys.identity(request.ssh_key, path))

@@ -23,13 +23,15 @@ from gpuctl.stacks.state.paths import private_folder, state_dir
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Options of the nodes besides their place."""
+    """Options of the nodes besides the stack's request."""
 
     slots: int | None = None
     """Worker processes of each; ``None``: its GPUs, else 1."""
     idle_minutes: float = 15.0
     stall_minutes: float = 30.0
     """Both: see ``records.ClusterSpec``."""
+    zones: tuple[str, ...] = ()
+    """Those that the user has named; none: whichever has machines. The request's are those of the last attempt."""
     identity: str = ""
     """File on this machine with the private SSH key that logs in to them; empty: ssh knows by itself. In no bucket."""
 

@@ -179,6 +179,11 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     hint = f"choose another name with --cluster, or run `gpuctl down --cluster {account.cluster}` first"
     assert other == f"error: {line}; {hint}\n"
     assert account.known().provider == "aws"
+
+    group = account.group()["AutoScalingGroupName"]
+    account.groups.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0)  # as if all had been idle
+    assert "zones to try" not in account.run("up", "-y").stderr
+    assert (account.group()["AvailabilityZones"], len(account.machines())) == (["us-east-1c"], 3)
     account.run("down", "-y")
 
 

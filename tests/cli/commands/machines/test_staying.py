@@ -75,9 +75,6 @@ _OF_CLOUDS: dict[str, dict[str, list[str]]] = {
 }
 """By parameter of ``up``, and cloud: a value that is not the default."""
 _OF_SSH_ALONE = {"hosts"}
-_WHERE_MACHINES_ARE = {"zone"}
-"""Kept by the machines that are there (see test_rented): what is noted is the zone that was tried last, whoever chose
-it, and a next ``up`` without machines is free to try others."""
 _TERMS = {"slots", "idle_minutes", "stall_minutes"}
 _KIND_OF_KEY = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
 """What a public key begins with, before its 32 bytes."""
@@ -108,7 +105,7 @@ def planned(capsys: pytest.CaptureFixture[str], cloud: str, *flags: str) -> dict
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-@pytest.mark.parametrize("name", sorted(set(_OF_CLOUDS) - _TERMS - _WHERE_MACHINES_ARE - {"backend"}))
+@pytest.mark.parametrize("name", sorted(set(_OF_CLOUDS) - _TERMS - {"backend"}))
 def test_what_is_asked_of_a_cloud_stays(
     cloud: CloudName, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,9 +113,25 @@ def test_what_is_asked_of_a_cloud_stays(
     usual, first = planned(capsys, cloud), planned(capsys, cloud, *flags)
     assert first != usual
     request = msgspec.convert(first, StackRequest)
-    last_request.remember(LastRequest(request=request, terms=NodeOptions()))
+    last_request.remember(LastRequest(request=request, terms=NodeOptions(zones=request.zones)))
     clusters.remember(KnownCluster(name="default", provider=cloud, bucket=request.bucket_url()))
     assert planned(capsys, cloud) == first
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_zone_that_was_tried_and_not_asked_for_does_not_stay(
+    cloud: CloudName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``any`` gives up one that was asked for, and so does another region."""
+    assert "zones" not in planned(capsys, cloud)
+    there = planned(capsys, cloud, *_OF_CLOUDS["zone"][cloud])
+    tried = msgspec.convert(there, StackRequest)
+    last_request.remember(LastRequest(request=tried, terms=NodeOptions()))
+    assert "zones" not in planned(capsys, cloud)
+    last_request.remember(LastRequest(request=tried, terms=NodeOptions(zones=tried.zones)))
+    assert planned(capsys, cloud)["zones"] == there["zones"]
+    assert "zones" not in planned(capsys, cloud, "--zone", "any")
+    assert "zones" not in planned(capsys, cloud, *_OF_CLOUDS["region"][cloud])
 
 
 @pytest.mark.parametrize("name", sorted(_TERMS))
