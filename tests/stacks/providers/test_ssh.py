@@ -24,6 +24,7 @@ from gpuctl.bootstrap.node_spec import NodeSpec, Package
 from gpuctl.bootstrap.user_data.render import PACKAGE, File, files
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.codec import decode, encode
 from gpuctl.cluster.records.nodes import BootReport, NodeRecord, SshHost
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
@@ -117,8 +118,12 @@ class StandIn:
             config.write(f"ForceCommand sh {answers}\n")
 
     def up(self, url: str) -> None:
-        request = UpRequest(name="default", nodes_min=1, nodes_max=1, bucket=url, hosts=("lab",))
+        self.asked(UpRequest(name="default", nodes_min=1, nodes_max=1, bucket=url, hosts=("lab",)))
+
+    def asked(self, request: UpRequest) -> ClusterSpec:
+        """The cluster's record after an ``up``."""
         SshProvider("ssh", Dialog(print)).up(request)
+        return decode(open_bucket(self.url).get(layout.CLUSTER) or b"", ClusterSpec, layout.CLUSTER)
 
     def down(self, *, force: bool = False) -> list[str]:
         return SshProvider("ssh", Dialog(print)).down(clusters.find("default"), force=force)
@@ -366,6 +371,22 @@ def test_a_machine_without_a_way_out_is_told_the_address_that_up_came_to(user: U
     machine = StandIn(user, file_url)
     machine.up(file_url)
     assert json.loads(machine.node_json.read_text())["address"] == "10.77.0.10"
+
+
+@pytest.mark.slow
+def test_what_is_not_said_again_stays(user: User, file_url: str) -> None:
+    """What other providers keep is in tests/cli/commands/machines/test_staying.py."""
+    machine = StandIn(user, file_url)
+    first = machine.asked(
+        UpRequest(name="default", nodes_max=1, bucket=file_url, hosts=("lab",), slots=2, stall_minutes=60.0)
+    )
+    assert (first.nodes_max, first.slots, first.stall_minutes) == (1, 2, 60.0)
+    noted = clusters.find("default")
+    assert machine.asked(UpRequest(name="default")) == first
+    assert clusters.find("default") == noted and noted.hosts == ("lab",)
+    with pytest.raises(BadInput, match=r"slots=2, not 3; run `gpuctl down` first"):
+        machine.asked(UpRequest(name="default", slots=3))
+    assert clusters.find("default") == noted
 
 
 @pytest.mark.slow

@@ -141,9 +141,11 @@ def test_what_nodes_are_told_stays(name: str) -> None:
     assert getattr(TermFlags().of_nodes(None, last), name) == getattr(given, name) != getattr(NodeOptions(), name)
 
 
-def test_where_pulumis_state_is_stays() -> None:
-    last_request.remember(LastRequest(request=_request(), terms=NodeOptions(), backend="s3://states"))
-    settings = standing(load({"provider": "aws"}))
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_where_pulumis_state_is_stays(cloud: CloudName) -> None:
+    request = msgspec.structs.replace(_request(), provider=cloud)
+    last_request.remember(LastRequest(request=request, terms=NodeOptions(), backend="s3://states"))
+    settings = standing(load({"provider": cloud}))
     assert backend_of(settings, last_of(settings)) == "s3://states"
 
 
