@@ -44,6 +44,15 @@ Zone = Annotated[
     str | None,
     text_option("--zone", metavar="NAME", about="For example us-east-1b; any: no longer only the one named before."),
 ]
+Bucket = Annotated[str | None, text_option("--bucket", metavar="URL", about="Bucket for state and checkpoints.")]
+Placement = Annotated[
+    bool | None,
+    typer.Option(
+        "--placement/--no-placement",
+        help="Place nodes close together if they have a fabric; apart they are slower, but easier to get.",
+        show_default="side by side",
+    ),
+]
 Spot = Annotated[
     bool | None,
     typer.Option(

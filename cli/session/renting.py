@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ class TermFlags:
     wait: str | None = None
     idle_minutes: str | None = None
     stall_minutes: str | None = None
+    skip_check: str | None = None
     yes: bool = False
     force: bool = False
     dry_run: bool = False
@@ -66,6 +68,7 @@ class TermFlags:
             "--idle-minutes": self.idle_minutes,
             "--yes": self.yes,
             "--force": self.force,
+            "--skip-check": self.skip_check,
             "--dry-run": self.dry_run,
             "-o json": self.as_json,
         }
@@ -124,7 +127,7 @@ def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags
         return None
     install_what_is_missing(provider, yes=flags.yes)  # before the question: without it, the answer is of no use
     _refuse_to_leave_jobs(last, request)
-    _refuse_what_the_cloud_would(request)
+    refuse_failed_checks(request, flags.skip_check or "")
     wait_s = 60 * (WAIT_MINUTES if wait is None else wait)
     rental = RentRequest(request, terms, backend, wait_s, flags.force)
     with as_interrupts():
@@ -211,13 +214,26 @@ def _refuse_to_leave_jobs(last: LastRequest | None, request: StackRequest) -> No
         )
 
 
-def _refuse_what_the_cloud_would(request: StackRequest) -> None:
-    """Credentials, rights, quota: all at once, and before anything is there. What it may not be asked is no refusal."""
+def refuse_failed_checks(request: StackRequest, skipped: str) -> None:
+    """Credentials, rights, quota: all at once, and before anything is there. What it may not be asked is no refusal.
+
+    Args:
+        request: what the cloud is to be asked for.
+        skipped: names of checks with commas between them, whose failure the user knows better than: rights under a
+            condition, for example, cannot be told before they are used.
+    """
     from gpuctl.stacks.catalog.instance_types import catalog
 
     there = cloud(request.provider)
-    failed = [one for one in there.checks(request, catalog().type(request.type)) if one.status == "fail"]
+    found = there.checks(request, catalog().type(request.type))
+    names = [name.strip() for name in skipped.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in [one.name for one in found]]:
+        known = ", ".join(one.name for one in found)
+        raise BadInput(f"--skip-check {unknown[0]}: there is no such check", f"there are: {known}")
+    failed = [one for one in found if one.status == "fail"]
     for one in failed:
-        say(f"error: {one.name}: {one.message}" + (f"; see {one.page}" if one.page else ""))
-    if failed:
-        raise BadInput(f"{request.provider} would refuse these machines", "`gpuctl check` shows all checks")
+        grade = "warning" if one.name in names else "error"
+        say(f"{grade}: {one.name}: {one.message}" + (f"; see {one.page}" if one.page else ""))
+    if left := [one.name for one in failed if one.name not in names]:
+        hint = f"`gpuctl check` shows all checks; --skip-check {shlex.quote(','.join(left))} goes on without"
+        raise BadInput(f"{request.provider} would refuse these machines", hint)

@@ -81,6 +81,10 @@ class Cloud(ABC):
         """The reader of the bucket besides the nodes (see ``StackRequest``); empty where that goes without saying."""
         return ""
 
+    def bucket_group(self, request: StackRequest) -> str:  # noqa: ARG002
+        """The resource group of the bucket in the request; empty: a bucket is known by its URL."""
+        return ""
+
     def size(self, outputs: Mapping[str, object]) -> GroupSize:
         """The size of the group of machines. ``outputs`` are the stack's (see ``program``)."""
         found: GroupSize = self._module("group_size").size(outputs)

@@ -16,7 +16,6 @@ from gpuctl.cluster.records.clusters import ClusterSpec, Promised
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.stacks.catalog.instance_types import catalog
-from gpuctl.stacks.clouds.azure import kept_resource_group
 from gpuctl.stacks.engine.deployment import StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.providers import ownership
@@ -59,13 +58,12 @@ def kept(request: StackRequest, state: Sequence[StateResource]) -> str:
 
 
 def staying(request: StackRequest, before: StackRequest | None, engine: BucketEngine) -> StackRequest:
-    """``request`` with what else is known of the bucket that ``before`` made, where it is to stay there; with a bucket
-    of its own to make, if that one never came to be."""
+    """``request``, but with a bucket of its own to make where it was to stay at the one that ``before`` made and that
+    never came to be."""
     if before is None or before.bucket or request.bucket != before.bucket_url():
         return request
     if _has_bucket(state_of(engine)) or _opens(request.bucket):
-        group = kept_resource_group(before) if request.provider == "azure" else ""
-        return msgspec.structs.replace(request, bucket_group=group)
+        return request
     return msgspec.structs.replace(request, bucket="")
 
 

@@ -108,6 +108,8 @@ class RentedClusters:
         if before is None or request.id:  # of a time before identities: its own things carry none
             refuse_namesake(there.leftovers([request.region], request.cluster), request, is_new=before is None)
         request = cluster_bucket.staying(request, before.request if before else None, engine)
+        group = there.bucket_group(request) if request.bucket else ""
+        request = msgspec.structs.replace(request, bucket_group=group)
         earlier = EarlierUp(there, engine, lambda of: self._teardown(of, there), self._say)
         home, is_gone = earlier.home(before.request if before else None)
         places = self._places(request, there, home)

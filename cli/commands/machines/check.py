@@ -8,9 +8,11 @@ import msgspec
 
 from gpuctl.cli.render.terminal import count, out, out_json, say
 from gpuctl.cli.session.rental_plan import (
+    Bucket,
     Gpu,
     Gpus,
     MachineFlags,
+    Placement,
     RegionFlag,
     Spot,
     Type,
@@ -37,6 +39,8 @@ def verb(
     region: RegionFlag = None,
     zone: Zone = None,
     spot: Spot = None,
+    placement: Placement = None,
+    bucket: Bucket = None,
     cluster: Cluster = None,
     output: Output = "text",
 ) -> None:
@@ -46,10 +50,10 @@ def verb(
     its plug-in are here. Nothing is created. Exits 1 if one of these checks fails.
     """
     as_json = wants_json(output)
-    settings = standing(load({"cluster": cluster, "provider": provider, "nodes": nodes}))
+    settings = standing(load({"cluster": cluster, "provider": provider, "nodes": nodes, "bucket": bucket}))
     there = cloud(settings.provider)
     name = there.name
-    machines = MachineFlags(machine_type, gpu, gpus, region, zone, spot)
+    machines = MachineFlags(machine_type, gpu, gpus, region, zone, spot, placement=placement)
     request = request_of(settings, name, machines, last_of(settings), new_region=True)
     if not is_known(name, request.region):
         say(f"warning: the catalog does not have {request.region}; asking {name}")

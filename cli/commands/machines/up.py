@@ -8,7 +8,18 @@ import typer
 
 from gpuctl.cli.render.dialog import TerminalDialog
 from gpuctl.cli.render.terminal import count, out, say
-from gpuctl.cli.session.rental_plan import Gpu, Gpus, MachineFlags, RegionFlag, Spot, Type, Zone, standing
+from gpuctl.cli.session.rental_plan import (
+    Bucket,
+    Gpu,
+    Gpus,
+    MachineFlags,
+    Placement,
+    RegionFlag,
+    Spot,
+    Type,
+    Zone,
+    standing,
+)
 from gpuctl.cli.session.renting import TermFlags, minutes, rent
 from gpuctl.cli.settings.options import Cluster, Output, parse_flag, text_option, wants_json
 from gpuctl.cli.settings.resolve import Settings, load
@@ -43,9 +54,7 @@ def verb(
     slots: Annotated[
         str | None, text_option("--slots", metavar="K", about="Worker processes per node (default: its GPUs, else 1).")
     ] = None,
-    bucket: Annotated[
-        str | None, text_option("--bucket", metavar="URL", about="Bucket for state and checkpoints.")
-    ] = None,
+    bucket: Bucket = None,
     backend: Annotated[
         str | None,
         text_option("--backend", metavar="URL", about="Where Pulumi keeps its state (default: this machine)."),
@@ -68,14 +77,7 @@ def verb(
         str | None,
         text_option("--image", metavar="ID", about="Machine image (default: the cloud's own with a driver)."),
     ] = None,
-    placement: Annotated[
-        bool | None,
-        typer.Option(
-            "--placement/--no-placement",
-            help="Place nodes close together if they have a fabric; apart they are slower, but easier to get.",
-            show_default="side by side",
-        ),
-    ] = None,
+    placement: Placement = None,
     verify: Annotated[
         bool,
         typer.Option(
@@ -100,6 +102,10 @@ def verb(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation of costs.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Clear what a crashed update left, such as its lock.")] = False,
+    skip_check: Annotated[
+        str | None,
+        text_option("--skip-check", metavar="NAME[,NAME]", about="Go on though `gpuctl check` says that this fails."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be created, and the price.")] = False,
     output: Output = "text",
     cluster: Cluster = None,
@@ -117,7 +123,9 @@ def verb(
     machines = MachineFlags(
         machine_type, gpu, gpus, region, zone, spot, ssh_from, ssh_key, image=image, placement=placement
     )
-    terms = TermFlags(wait, idle_minutes, stall_minutes, yes=yes, force=force, dry_run=dry_run, as_json=as_json)
+    terms = TermFlags(
+        wait, idle_minutes, stall_minutes, skip_check, yes=yes, force=force, dry_run=dry_run, as_json=as_json
+    )
     there = provider_named(settings.provider, TerminalDialog(yes=yes))
     if isinstance(there, RentsMachines):
         if not dry_run:

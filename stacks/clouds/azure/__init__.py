@@ -83,6 +83,9 @@ class Azure(Cloud):
     def reader(self) -> str:
         return str(self._module("client").reader())
 
+    def bucket_group(self, request: StackRequest) -> str:
+        return str(self._module("storage_accounts").bucket_group(request))
+
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
         del machine
         month = next((usd for gb, usd in PREMIUM_USD_PER_MONTH.items() if request.disk_gb <= gb), 0.0)

@@ -75,6 +75,15 @@ class Gcp(Cloud):
         ]
 
 
+_PLACED = ("a2-highgpu", "a2-ultragpu", "a3-highgpu", "g2")
+"""cloud.google.com/compute/docs/instances/placement-policies-overview, on compact placement policies."""
+
+
+def is_placed(request: StackRequest, machine: MachineType) -> bool:
+    """Whether the machines stand close together, by a policy that is made for them."""
+    return request.placement and machine.family in _PLACED
+
+
 def shape(machine: MachineType) -> tuple[str, tuple[str, int] | None]:
     """Google's own machine type, and the accelerator to hang on it with the number of them, where it brings none."""
     name, _, hung_on = machine.name.partition("+")

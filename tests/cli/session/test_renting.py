@@ -1,10 +1,16 @@
-"""What a repeated ``up`` says that it changes."""
+"""What ``up`` says before it rents: what it changes, and what a cloud would refuse."""
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from msgspec.structs import replace
 
-from gpuctl.cli.session.renting import changes_since
+from gpuctl.cli.session import renting
+from gpuctl.cli.session.renting import changes_since, refuse_failed_checks
+from gpuctl.cluster.errors import BadInput
+from gpuctl.stacks.clouds.answers import PreflightCheck
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from tests.fakes.requests import asked
 
@@ -20,3 +26,38 @@ def test_what_was_begun_and_not_ended_is_no_cluster_in_which_nothing_changes() -
         "goes on with what an earlier `gpuctl up --cluster big` began",
         "nodes: 2:4 -> 2:8",
     ]
+
+
+class Refusing:
+    """A cloud that says no twice."""
+
+    def checks(self, *_: object) -> list[PreflightCheck]:
+        failed = [PreflightCheck.fail(name, "none") for name in ("permissions", "quota")]
+        return [PreflightCheck.ok("region", "here"), *failed]
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said", "left"),
+    [
+        ("", "error: permissions: none\nerror: quota: none\n", "permissions,quota"),
+        ("permissions", "warning: permissions: none\nerror: quota: none\n", "quota"),
+        ("quota, permissions", "warning: permissions: none\nwarning: quota: none\n", ""),
+    ],
+)
+def test_a_check_that_fails_ends_up_unless_it_is_skipped(
+    skipped: str, said: str, left: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(renting, "cloud", lambda _: Refusing())
+    if left:
+        with pytest.raises(BadInput, match=rf"aws would refuse these machines; .* --skip-check {left} goes on"):
+            refuse_failed_checks(REQUEST, skipped)
+    else:
+        refuse_failed_checks(REQUEST, skipped)
+    assert capsys.readouterr().err == said
+
+
+def test_a_check_that_there_is_not_cannot_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renting, "cloud", lambda _: Refusing())
+    said = "--skip-check rights: there is no such check; there are: region, permissions, quota"
+    with pytest.raises(BadInput, match=re.escape(said)):
+        refuse_failed_checks(REQUEST, "rights")

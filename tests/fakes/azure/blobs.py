@@ -21,8 +21,8 @@ from tests.fakes.pulumi.resources_azure import USER
 from tests.fakes.stores import azurite
 
 TOKEN = "a-token-for-storage"
-_DATA_CONTRIBUTOR = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
-_NOT_YET = 2
+DATA_CONTRIBUTOR = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
+NOT_YET = 2
 """Writes that are refused before the storage has heard of a role: Azure takes up to ten minutes."""
 
 
@@ -56,10 +56,10 @@ def serving(azurite_endpoint: str, there: Subscription) -> Iterator[str]:
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815
 
         def _may(self, id_: str) -> bool:
-            if not there.may(USER, id_, _DATA_CONTRIBUTOR):
+            if not there.may(USER, id_, DATA_CONTRIBUTOR):
                 return False
             refused[id_] = refused.get(id_, 0) + (self.command == "PUT")
-            return refused[id_] > _NOT_YET
+            return refused[id_] > NOT_YET
 
         def _theirs(self, name: str, body: bytes) -> tuple[int, bytes, dict[str, str]]:
             url = urlsplit(self.path)

@@ -29,6 +29,8 @@ class Held:
     current: set[tuple[str, int]] = field(default_factory=set)
     retained: set[str] = field(default_factory=set)
     """Names of those that a policy keeps."""
+    granted: set[str] = field(default_factory=lambda: {"storage.buckets.setIamPolicy"})
+    """Permissions of whoever asks."""
     policy: dict[str, Any] = field(default_factory=lambda: {"version": 3, "etag": "0", "bindings": []})
 
     def bind(self, role: str, member: str) -> None:
@@ -68,6 +70,9 @@ class Buckets:
         match part, key, one.method:
             case "iam", None, "GET":
                 return 200, bucket.policy
+            case "iam", "testPermissions", "GET":
+                wanted = one.query["permissions"]
+                return 200, {"permissions": [wanted] if wanted in bucket.granted else []}
             case "iam", None, "PUT":
                 return self._set_policy(bucket, one.body)
             case "o", None, "GET":

@@ -352,6 +352,8 @@ def test_what_the_account_may_not_have_is_not_begun(account: Account) -> None:
     )
     assert done.stderr.splitlines()[-1].startswith("error: aws would refuse these machines; ")
     assert not (account.folder / "state" / "pulumi").exists()
+    account.boot_machines()
+    assert "warning: quota: " in account.up("--skip-check", "quota,network limits").stderr
 
 
 @pytest.mark.slow

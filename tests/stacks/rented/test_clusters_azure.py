@@ -5,6 +5,7 @@ what is made (``azure_cloud``), and Azurite behind its storage (``azure_blobs``)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from tests.fakes.azure import api as azure_api
 from tests.fakes.azure import blobs
 from tests.fakes.azure.api import SUBSCRIPTION, Api, recorded
 from tests.fakes.azure.cloud import NO_ROOM, NOT_HEARD_OF, Subscription
+from tests.fakes.pulumi.resources_azure import USER
 from tests.fakes.stores import azurite
 from tests.fakes.user import User
 from tests.stacks.rented import interruptions, two_users
@@ -76,7 +78,10 @@ class Account(User):
             region=region,
             account=SUBSCRIPTION,
         )
-        self._environment["AZURE_STORAGE_ENDPOINT"] = f"{self._storage}/{request.account_name()}"
+        self.look_at(request.account_name())
+
+    def look_at(self, storage_account: str) -> None:
+        self._environment["AZURE_STORAGE_ENDPOINT"] = f"{self._storage}/{storage_account}"
         self.env.update(self._environment)
         for name, value in self._environment.items():  # the test looks into the bucket as the same user
             self._patch.setenv(name, value)
@@ -342,6 +347,32 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
     hint = f"run `gpuctl down --cluster {account.cluster}` first, or choose another name with --cluster"
     assert refused == f"error: {account.cluster} has machines on demand, not as spot; {hint}"
     assert len(account.machines()) == 3
+
+
+@pytest.mark.slow
+def test_nodes_are_let_into_a_bucket_of_ones_own_wherever_it_is(account: Account, azurite_endpoint: str) -> None:
+    lab = "resourceGroups/Lab-Data/providers/Microsoft.Storage/storageAccounts/lab"
+    account.there.put("resourceGroups/Lab-Data", location=EAST)
+    account.there.put(lab, location=EAST)
+    container = account.there.put(f"{lab}/blobServices/default/containers/box")
+    azurite.create(azurite_endpoint, "lab-box")
+    given = {"scope": container, "principalId": USER, "roleDefinitionId": f"/{blobs.DATA_CONTRIBUTOR}"}
+    account.there.put("providers/Microsoft.Authorization/roleAssignments/of-the-user", properties=given)
+    account.look_at("lab")
+    for _ in range(blobs.NOT_YET + 1):  # the role was given long ago
+        with contextlib.suppress(GpuctlError):
+            open_bucket("az://box/runs?account_name=lab", patience_s=0.0).put("early", b"")
+    account.boot_machines()
+    done = account.run("up", *account.up_flags, "-y", "--bucket", "az://box/runs?account_name=la", code=2)
+    assert "error: there is no storage account la in subscription" in done.stderr
+    account.up("--bucket", "az://box/runs?account_name=lab", nodes="1")
+    assert account.spec().name == account.cluster
+    roles = [one["properties"] for one in account.there.of_type("microsoft.authorization/roleassignments")]
+    assert container in [one["scope"] for one in roles if one["principalId"] != USER]
+    assert not [path for path in account.there.paths() if path.endswith("-kept")]
+    account.run("down", "-y")
+    assert [one["name"] for one in account.there.of_type("microsoft.authorization/roleassignments")] == ["of-the-user"]
+    assert account.there.storage("lab", "box") == container
 
 
 @pytest.mark.slow

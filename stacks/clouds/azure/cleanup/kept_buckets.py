@@ -15,9 +15,8 @@ from gpuctl.stacks.clouds.azure.error_mapping import NotFound
 from gpuctl.stacks.clouds.azure.ids import name_of, type_of
 from gpuctl.stacks.clouds.azure.ownership import STORAGE, is_kept, region_of, tagged
 from gpuctl.stacks.clouds.azure.regions import places_of
+from gpuctl.stacks.clouds.azure.storage_accounts import VERSION
 from gpuctl.stacks.request.stack_request import StackRequest
-
-_STORAGE_VERSION = "2023-01-01"
 
 
 def buckets(
@@ -79,7 +78,7 @@ def _buckets(group: Answer, account: AzureAccount) -> Iterator[KeptBucket]:
     """The buckets in the storage accounts of a group, from their own provider: the resource manager's list lags."""
     of_group = f"resourcegroups/{group['name']}/providers/Microsoft.Storage/storageAccounts"
     try:
-        names = [str(one["name"]) for one in account.listed(of_group, _STORAGE_VERSION)]
+        names = [str(one["name"]) for one in account.listed(of_group, VERSION)]
     except NotFound:
         return
     for name in names:

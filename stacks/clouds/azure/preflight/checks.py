@@ -33,13 +33,17 @@ _RIGHTS = (
     *("Microsoft.Network/virtualNetworks/write", "Microsoft.Network/virtualNetworks/subnets/write"),
     *("Microsoft.Network/virtualNetworks/subnets/join/action", "Microsoft.Network/networkSecurityGroups/write"),
     "Microsoft.Network/networkSecurityGroups/join/action",
-    *("Microsoft.Storage/storageAccounts/write", "Microsoft.Storage/storageAccounts/blobServices/containers/write"),
     "Microsoft.ManagedIdentity/userAssignedIdentities/write",
     "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",
     *("Microsoft.Authorization/roleAssignments/write", "Microsoft.Authorization/roleAssignments/delete"),
     *("Microsoft.Authorization/roleDefinitions/write", "Microsoft.Authorization/roleDefinitions/delete"),
 )
-"""What ``up`` and ``down`` call (see ``network``, ``identity``, ``storage``, ``group``), without what goes with it."""
+"""What ``up`` and ``down`` call (see ``network``, ``identity``, ``group``), without what goes with it."""
+_BUCKET_RIGHTS = (
+    "Microsoft.Storage/storageAccounts/write",
+    "Microsoft.Storage/storageAccounts/blobServices/containers/write",
+)
+"""For a cluster that is given no bucket."""
 _SUBSCRIPTIONS = f"{PORTAL}/#view/Microsoft_Azure_Billing/SubscriptionsBladeV2"
 _SUPPORT = f"{PORTAL}/#view/Microsoft_Azure_Support/NewSupportRequestV3Blade"
 
@@ -70,7 +74,7 @@ def checks(request: StackRequest, machine: MachineType, account: AzureAccount | 
         region,
         PreflightCheck.of("machines", understood()(lambda: _machines(request, sold()))),
         PreflightCheck.of("providers", understood()(lambda: _providers(account, f"{at}/resourceproviders"))),
-        PreflightCheck.of("permissions", understood()(lambda: _permissions(account, f"{at}/users"))),
+        PreflightCheck.of("permissions", understood()(lambda: _permissions(request, account, f"{at}/users"))),
         PreflightCheck.of("addresses", understood()(lambda: network_limit(request, account, "addresses"))),
         PreflightCheck.of("networks", understood()(lambda: network_limit(request, account, "networks"))),
         PreflightCheck.of("groups", understood()(lambda: group_limit(request, account))),
@@ -101,12 +105,17 @@ def _providers(account: AzureAccount, page: str) -> PreflightCheck:
     return PreflightCheck.fail("providers", f"the subscription is not registered for {', '.join(missing)}; {how}", page)
 
 
-def _permissions(account: AzureAccount, page: str) -> PreflightCheck:
+def _permissions(request: StackRequest, account: AzureAccount, page: str) -> PreflightCheck:
+    wanted = _RIGHTS if request.bucket else _RIGHTS + _BUCKET_RIGHTS
     given = rights(account)
-    if denied := [action for action in _RIGHTS if not may(action, given)]:
+    denied = [action for action in wanted if not may(action, given)]
+    if denied:  # some are given the rights to one group only
+        of_group = rights(account, resource_group(request))
+        denied = [action for action in denied if not may(action, of_group)]
+    if denied:
         more = f" and {len(denied) - 4} more" if len(denied) > 4 else ""
         return PreflightCheck.fail("permissions", f"these credentials may not call {', '.join(denied[:4])}{more}", page)
-    return PreflightCheck.ok("permissions", f"all {len(_RIGHTS)} that up and down need")
+    return PreflightCheck.ok("permissions", f"all {len(wanted)} that up and down need")
 
 
 # -- machines ---------------------------------------------------------------------------------------------------------

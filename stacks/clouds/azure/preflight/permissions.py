@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from gpuctl.stacks.clouds.azure.client import Answer, AzureAccount
+from gpuctl.stacks.clouds.azure.error_mapping import NotFound
 
 _VERSION = "2022-04-01"
 
 
-def rights(account: AzureAccount) -> list[Answer]:
-    """The permissions of each role that the caller has on all of the subscription. Raises ``GpuctlError``; ``Denied``
-    to those who have none there."""
-    return list(account.listed("providers/Microsoft.Authorization/permissions", _VERSION))
+def rights(account: AzureAccount, group: str = "") -> list[Answer]:
+    """The permissions of each role that the caller has on all of the subscription, or on a resource group of it, which
+    need not be there. Raises ``GpuctlError``; ``Denied`` to those who have none there."""
+    where = f"resourcegroups/{group}/" if group else ""
+    try:
+        return list(account.listed(f"{where}providers/Microsoft.Authorization/permissions", _VERSION))
+    except NotFound:
+        return []
 
 
 def may(action: str, rights: Sequence[Answer]) -> bool:

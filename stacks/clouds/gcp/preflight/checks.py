@@ -13,6 +13,7 @@ from typing import Any
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.stacks.catalog.instance_types import MachineType
 from gpuctl.stacks.clouds.answers import CredentialsRefused, Denied, PreflightCheck
+from gpuctl.stacks.clouds.gcp import is_placed
 from gpuctl.stacks.clouds.gcp.client import GcpAccount, entering, last
 from gpuctl.stacks.clouds.gcp.error_mapping import CONSOLE, Disabled, NotFound, google
 from gpuctl.stacks.clouds.gcp.ownership import LABEL
@@ -34,20 +35,22 @@ _ALL_GPUS = "GPUS_ALL_REGIONS"
 _RIGHTS = (
     *("compute.networks.create", "compute.networks.delete", "compute.subnetworks.create"),
     *("compute.subnetworks.delete", "compute.firewalls.create", "compute.firewalls.delete"),
-    *("compute.instanceTemplates.create", "compute.instanceTemplates.delete", "compute.resourcePolicies.create"),
-    *("compute.resourcePolicies.delete", "compute.instanceGroupManagers.create"),
+    *("compute.instanceTemplates.create", "compute.instanceTemplates.delete", "compute.instanceGroupManagers.create"),
     *("compute.instanceGroupManagers.update", "compute.instanceGroupManagers.delete", "compute.instances.create"),
     *("compute.instances.delete", "compute.instances.setMetadata", "compute.instances.setLabels"),
     *("compute.instances.setServiceAccount", "compute.disks.create", "compute.subnetworks.use"),
     *("compute.subnetworks.useExternalIp", "iam.serviceAccounts.create", "iam.serviceAccounts.delete"),
     *("iam.serviceAccounts.actAs", "iam.roles.create", "iam.roles.delete", "resourcemanager.projects.setIamPolicy"),
-    *("storage.buckets.create", "storage.buckets.setIamPolicy", "resourcemanager.tagKeys.create"),
-    *("resourcemanager.tagKeys.delete", "resourcemanager.tagValues.create", "resourcemanager.tagValues.delete"),
-    *("resourcemanager.tagValueBindings.create", "compute.instanceGroupManagers.createTagBinding"),
+    *("resourcemanager.tagKeys.create", "resourcemanager.tagKeys.delete", "resourcemanager.tagValues.create"),
+    *("resourcemanager.tagValues.delete", "resourcemanager.tagValueBindings.create"),
+    "compute.instanceGroupManagers.createTagBinding",
 )
-"""What ``up`` and ``down`` ask for (see ``network``, ``identity``, ``storage``, ``group``), without what goes with it.
+"""What ``up`` and ``down`` ask for (see ``network``, ``identity``, ``group``), without what goes with it, whatever the
+request. What depends on it is in ``rights``.
 The group's tag is below the project, and so its rights are the project's too:
 cloud.google.com/resource-manager/docs/tags/tags-creating-and-managing, "Required permissions"."""
+
+_LETS_NODES_IN = "storage.buckets.setIamPolicy"
 
 
 def checks(request: StackRequest, machine: MachineType, account: GcpAccount | None = None) -> list[PreflightCheck]:
@@ -75,7 +78,7 @@ def checks(request: StackRequest, machine: MachineType, account: GcpAccount | No
         PreflightCheck.of("services", lambda: _services(account)),
         PreflightCheck.of("region", lambda: _region(request, account)),
         PreflightCheck.of("machines", lambda: _machines(request, machine, account)),
-        PreflightCheck.of("permissions", lambda: _permissions(account)),
+        PreflightCheck.of("permissions", lambda: _permissions(request, machine, account)),
         PreflightCheck.of("quota", lambda: _quota(request, machine, account, project)),
     ]
 
@@ -144,15 +147,32 @@ def _machines(request: StackRequest, machine: MachineType, account: GcpAccount) 
     return PreflightCheck.ok("machines", f"{machine.name} is sold in {', '.join(request.zones or here)}")
 
 
-def _permissions(account: GcpAccount) -> PreflightCheck:
+def rights(request: StackRequest, machine: MachineType) -> tuple[str, ...]:
+    """The permissions in the project that ``up`` and ``down`` need for this request. A bucket that is there already
+    grants its own (see ``_LETS_NODES_IN``)."""
+    placement = ("compute.resourcePolicies.create", "compute.resourcePolicies.delete")
+    bucket = ("storage.buckets.create", _LETS_NODES_IN)
+    return (*_RIGHTS, *(placement if is_placed(request, machine) else ()), *(() if request.bucket else bucket))
+
+
+def _permissions(request: StackRequest, machine: MachineType, account: GcpAccount) -> PreflightCheck:
     page = f"{CONSOLE}/iam-admin/iam?project={account.project}"
-    asked = {"permissions": list(_RIGHTS)}
+    wanted = rights(request, machine)
+    asked = {"permissions": list(wanted)}
     answer = account.ask("cloudresourcemanager", f"v1/projects/{account.project}:testIamPermissions", asked)
     granted = set(answer.get("permissions", ()))
-    if denied := [right for right in _RIGHTS if right not in granted]:
+    denied = [right for right in wanted if right not in granted]
+    if request.bucket:
+        bucket, query = request.place().name, {"permissions": _LETS_NODES_IN}
+        try:
+            answer = account.ask("storage", f"storage/v1/b/{bucket}/iam/testPermissions", query=query)
+        except NotFound:
+            return PreflightCheck.fail("permissions", f"there is no bucket {bucket}", f"{CONSOLE}/storage/browser")
+        denied += [f"{_LETS_NODES_IN} on {bucket}"] if _LETS_NODES_IN not in answer.get("permissions", ()) else []
+    if denied:
         more = f" and {len(denied) - 4} more" if len(denied) > 4 else ""
         return PreflightCheck.fail("permissions", f"these credentials lack {', '.join(denied[:4])}{more}", page)
-    return PreflightCheck.ok("permissions", f"all {len(_RIGHTS)} that up and down need")
+    return PreflightCheck.ok("permissions", f"all {len(wanted) + bool(request.bucket)} that up and down need")
 
 
 # -- quota ------------------------------------------------------------------------------------------------------------

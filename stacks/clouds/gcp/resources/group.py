@@ -12,7 +12,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from gpuctl.stacks.catalog.instance_types import MachineType
-from gpuctl.stacks.clouds.gcp import NOTICE_S, labels, shape
+from gpuctl.stacks.clouds.gcp import NOTICE_S, is_placed, labels, shape
 from gpuctl.stacks.clouds.gcp.ownership import described
 from gpuctl.stacks.clouds.gcp.resources.identity import Identity
 from gpuctl.stacks.clouds.gcp.resources.network import Network
@@ -21,8 +21,6 @@ from gpuctl.stacks.request.stack_request import StackRequest
 
 _IMAGES = "ubuntu-os-accelerator-images"
 FAMILY = "ubuntu-accelerator-2404-amd64-with-nvidia-580"
-_PLACED = ("a2-highgpu", "a2-ultragpu", "a3-highgpu", "g2")
-"""cloud.google.com/compute/docs/instances/placement-policies-overview, on compact placement policies."""
 
 
 class Group(pulumi.ComponentResource):
@@ -48,7 +46,7 @@ class Group(pulumi.ComponentResource):
         self._request = request
         self._machine = machine
         self._described_once = pulumi.ResourceOptions(parent=self, ignore_changes=["description"])
-        placed = request.placement and machine.family in _PLACED
+        placed = is_placed(request, machine)
         # In a group, eight H100s are placed by the group's policy, and all others by the machines'.
         by_group = placed and machine.family == "a3-highgpu" and machine.gpus == 8
         template = self._template(network, identity, self._compact() if placed and not by_group else None)

@@ -31,7 +31,7 @@ from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import KnownCluster
 from tests.e2e.machine import Cluster
 
-_HOW = {"provider", "wait", "yes", "force", "dry_run", "verify", "output", "cluster"}
+_HOW = {"provider", "wait", "yes", "force", "dry_run", "verify", "skip_check", "output", "cluster"}
 """Parameters of ``up`` that say how to go about it, or which cluster is meant."""
 
 

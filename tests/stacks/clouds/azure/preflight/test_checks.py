@@ -205,6 +205,25 @@ def test_what_one_role_takes_out_another_may_give(api: Api) -> None:
     )
 
 
+def test_rights_are_those_to_what_the_request_makes(api: Api) -> None:
+    (every,) = api.answers[PERMISSIONS][:1]
+    other = {"actions": ["Microsoft.Authorization/*"], "notActions": []}
+    api.answers[PERMISSIONS] = [every | {"notActions": ["Microsoft.Storage/*"]}, other]
+    found = checked(api)["permissions"]
+    assert found.status == "fail" and "Microsoft.Storage/storageAccounts/write" in found.message
+    assert checked(api, bucket="az://mine/runs?account_name=theirs")["permissions"].status == "ok"
+
+
+def test_rights_to_the_clusters_group_alone_are_enough_for_what_is_in_it(api: Api) -> None:
+    here = api.answers[PERMISSIONS]
+    group = {"actions": ["Microsoft.Resources/subscriptions/resourceGroups/*"], "notActions": []}
+    api.answers[PERMISSIONS] = [group]
+    found = checked(api)["permissions"]
+    assert found.message.startswith("these credentials may not call Microsoft.Compute/virtualMachineScaleSets/write, ")
+    api.answers[f"resourcegroups/gpuctl-demo/{PERMISSIONS}"] = here
+    assert checked(api)["permissions"].status == "ok"
+
+
 def test_what_may_not_be_asked_is_unknown_and_the_rest_is_told(api: Api) -> None:
     api.answers[PERMISSIONS] = forbidden("Microsoft.Authorization/permissions/read")
     found = checked(api)

@@ -13,6 +13,7 @@ from gpuctl.stacks.catalog.instance_types import catalog
 from gpuctl.stacks.clouds.answers import PreflightCheck
 from gpuctl.stacks.clouds.gcp.preflight.checks import checks, quotas
 from tests.fakes.gcp.api import EMAIL, PROJECT, URL, Google, refusal, typed_refusal
+from tests.fakes.gcp.buckets import Buckets
 from tests.fakes.requests import asked
 
 REGION, ZONE = "us-central1", "us-central1-a"
@@ -184,6 +185,30 @@ def test_rights_that_are_missing_are_named(project: Google) -> None:
     assert found.message == "these credentials lack compute.networks.create, iam.serviceAccounts.actAs"
     project.put(RIGHTS, {})
     assert checked()["permissions"].message.endswith("more")
+
+
+def test_rights_are_those_to_what_the_request_makes(project: Google) -> None:
+    def denied(right: str, **changes: Any) -> bool:
+        project.put(RIGHTS, lambda body: {"permissions": [one for one in body["permissions"] if one != right]})
+        return checked(**changes)["permissions"].status == "fail"
+
+    Buckets(project).add("mine")
+    assert denied("storage.buckets.create") and denied("storage.buckets.setIamPolicy")
+    assert not denied("storage.buckets.create", bucket="gs://mine/runs")
+    assert denied("compute.resourcePolicies.create")
+    assert not denied("compute.resourcePolicies.create", placement=False)
+    assert not denied("compute.resourcePolicies.delete", type="n1-standard-8+t4x1")
+
+
+def test_whoever_gives_a_bucket_must_be_able_to_let_nodes_in(project: Google) -> None:
+    bucket = Buckets(project).add("mine")
+    found = checked(bucket="gs://mine/runs")["permissions"]
+    assert (found.status, found.message.startswith("all ")) == ("ok", True)
+    bucket.granted.clear()
+    found = checked(bucket="gs://mine/runs")["permissions"]
+    assert found.message == "these credentials lack storage.buckets.setIamPolicy on mine"
+    found = checked(bucket="gs://other")["permissions"]
+    assert (found.status, found.message) == ("fail", "there is no bucket other")
 
 
 @pytest.mark.parametrize(
