@@ -48,7 +48,11 @@ SILENT = {
     "several-zones-for-one-group": [asked("gcp"), asked("azure"), asked("aws", zones=("us-east-1a", "us-east-1b"))],
     "too-many-together": [asked("azure", nodes_max=100), asked("azure", nodes_max=101, placement=False), FINE],
     "no-ssh-key": [asked("azure"), FINE, asked("aws", ssh_key="", ssh_from=""), asked("gcp", ssh_key="", ssh_from="")],
-    "ssh-key-not-taken": [FINE, asked("azure"), asked("gcp", ssh_key="ecdsa-sha2-nistp256 AAAA"), asked("gcp")],
+    "ssh-key-not-taken": [
+        *(FINE, asked("azure"), asked("gcp")),
+        asked("gcp", ssh_key="ecdsa-sha2-nistp256 AAAA"),
+        asked("gcp", ssh_key="sk-ssh-ed25519@openssh.com AAAA"),
+    ],
     "user-data-too-long": [FINE, asked("gcp", user_data=NOISE), asked("azure", user_data=NOISE)],
     "not-sold-as-spot": [asked("aws", spot=False)],
     "not-a-machine-image": [
