@@ -30,6 +30,8 @@ class AsText:
 
 
 _TEXT = (str, bool, list[str])
+CLUSTER = "gpuctl.cluster"
+"""Of a context's ``meta``: the cluster that was named on the command line."""
 
 
 class _AsIs:
@@ -61,6 +63,10 @@ def _flag(param: Any) -> str:
 
 class TextCommand(AsText, TyperCommand):
     """A verb whose values are text."""
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.meta[CLUSTER] = ctx.params.get("cluster")  # all contexts share it
+        return super().invoke(ctx)
 
 
 class TextGroup(AsText, TyperGroup):

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from typer.main import get_command
 
 from gpuctl.cli.signals import Interrupted, Terminated
-from gpuctl.cli.text_commands import TextCommand, TextGroup, single
-from gpuctl.cluster.errors import BadInput
+from gpuctl.cli.text_commands import CLUSTER, TextCommand, TextGroup, single
+from gpuctl.cluster.errors import BadInput, GpuctlError
 
 
 class Verb(NamedTuple):
@@ -98,6 +98,12 @@ class VerbGroup(TextGroup):
             raise Interrupted("interrupted") from error
         except BrokenPipeError as error:
             raise ReaderLeft from error
+        except GpuctlError as error:
+            if cluster := ctx.meta.get(CLUSTER):
+                from gpuctl.cli.render.hints import name_cluster
+
+                name_cluster(error, cluster, _verb_with_cluster)
+            raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         width = max(map(len, VERBS))
@@ -111,6 +117,16 @@ def _refuse_deleted_folder() -> None:
         Path.cwd()
     except FileNotFoundError as error:
         raise BadInput("the working folder has been deleted", "cd to an existing one") from error
+
+
+def _verb_with_cluster(verb: str, below: str) -> str:
+    """See ``name_cluster``."""
+    if verb not in VERBS:
+        return ""
+    command = load(verb)
+    if below in getattr(command, "commands", {}):
+        verb, command = f"{verb} {below}", command.commands[below]
+    return verb if any(param.name == "cluster" for param in command.params) else ""
 
 
 def load(name: str) -> Any:

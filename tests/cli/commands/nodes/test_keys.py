@@ -71,7 +71,9 @@ def test_an_encrypted_key_logs_in_by_the_agent(owner: Owner, tmp_path: Path, whe
     public = _new(private)
     with ExitStack() as stack:
         agent = _agent(tmp_path / "agent", stack)
-        subprocess.run(["ssh-add", "-q", str(private)], env={**os.environ, "SSH_AUTH_SOCK": agent}, check=True, timeout=60)
+        subprocess.run(
+            ["ssh-add", "-q", str(private)], env={**os.environ, "SSH_AUTH_SOCK": agent}, check=True, timeout=60
+        )
         change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "a passphrase", "-f", str(private)]
         subprocess.run(change, check=True, capture_output=True, timeout=60)
         if where == "elsewhere":
