@@ -556,33 +556,41 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.seen):
-            assert time.monotonic() < deadline, f"waited in vain for {text!r} in {self.seen!r}"
-            self._read()
+            is_open = self._read()
+            assert is_open and time.monotonic() < deadline, f"waited in vain for {text!r} in {self.seen!r}"
 
     def ends(self) -> int:
-        """Its exit code."""
-        while self._code is None:
+        """Its exit code. All that it has shown by then is in ``seen``."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._has_ended() and time.monotonic() < deadline:
             self._read()
-            self._reap()
+        self._reap()
+        while select.select([self._fd], [], [], 0)[0] and self._read():
+            pass
+        assert self._code is not None
         return self._code
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Whether there may be more."""
         if select.select([self._fd], [], [], 0.05)[0]:
             try:
                 self.seen += os.read(self._fd, 65536).decode(errors="replace")
             except OSError:  # the other end is closed
-                self._reap()
+                return False
+        return True
 
     def _reap(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while self._code is None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > deadline:
+        while not self._has_ended():
+            if time.monotonic() > deadline:
                 os.kill(self._pid, signal.SIGKILL)
-            else:
-                time.sleep(0.02)
+            time.sleep(0.02)
+
+    def _has_ended(self) -> bool:
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code is not None
 
 
 def settings_of(config: Path, name: str) -> dict[str, str]:
