@@ -75,7 +75,7 @@ class KeptBucket(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     """Azure: the resource group that holds the account."""
     missing: bool = False
-    """Azure: there is that group, and no account in it."""
+    """Azure: there is that group, and no account or no container in it: an ``up`` was interrupted."""
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):

@@ -123,6 +123,11 @@ class Cloud(ABC):
         found: Sequence[KeptBucket] = self._module("cleanup.kept_buckets").buckets(regions, cluster)
         return found
 
+    def unfinished_buckets(self, request: StackRequest) -> Sequence[KeptBucket]:  # noqa: ARG002
+        """What an interrupted ``up`` has left of the bucket that this request would make, where nobody could have put
+        anything into it and where it is in the way of another."""
+        return ()
+
     def remove_bucket(self, bucket: KeptBucket) -> None:
         """Remove a bucket with everything in it, and with what was made only to hold it, such as Azure's storage
         account and group."""

@@ -16,6 +16,7 @@ from gpuctl.cluster.records.clusters import ClusterSpec, Promised
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.stacks.catalog.instance_types import catalog
+from gpuctl.stacks.clouds.interface import Cloud
 from gpuctl.stacks.engine.deployment import StateResource
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.providers import ownership
@@ -24,6 +25,7 @@ from gpuctl.stacks.providers.ownership import agree_on_spec, forget_nodes
 from gpuctl.stacks.rented.readiness import pauses_between_looks
 from gpuctl.stacks.request.last_request import NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.state.clusters import command
 
 _LOOK_S = 2.0
 _PATIENCE_S = 600.0
@@ -55,6 +57,16 @@ def kept(request: StackRequest, state: Sequence[StateResource]) -> str:
     if _has_bucket(state) or not _opens(request.bucket_url()):
         return ""  # the stack's own, or none
     return request.bucket_url()
+
+
+def clear_unfinished(request: StackRequest, there: Cloud, state: Sequence[StateResource], say: Say) -> None:
+    """Remove what an interrupted ``up`` has left of the bucket that ``request`` makes: the state has forgotten it."""
+    if request.bucket:
+        return
+    for one in there.unfinished_buckets(request):
+        if not any(f"/{one.group}" in known.id for known in state):
+            say(f"removing {one.group}: an interrupted `{command('up', request.cluster)}` left no bucket in it")
+            there.remove_bucket(one)
 
 
 def staying(request: StackRequest, before: StackRequest | None, engine: BucketEngine) -> StackRequest:

@@ -226,9 +226,9 @@ class RentedClusters:
     ) -> KnownCluster:
         """Bring the cluster up in the one zone of ``request``."""
         built = node_package.build()
-        request = msgspec.structs.replace(
-            with_user_data(request, built.package, terms), bucket=cluster_bucket.kept(request, state_of(engine))
-        )
+        kept = cluster_bucket.kept(request, state := state_of(engine))
+        request = msgspec.structs.replace(with_user_data(request, built.package, terms), bucket=kept)
+        cluster_bucket.clear_unfinished(request, there, state, self._say)
         spec = cluster_bucket.spec_of(request, terms)
         made = last_request.noted(request, created_at=time.time())
         if request.bucket:  # whose it is, before anything is made, and before `down` may take it for ours

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuctl.stacks.catalog.instance_types import MachineType
+from gpuctl.stacks.clouds.answers import KeptBucket
 from gpuctl.stacks.clouds.interface import HOURS_A_MONTH, Cloud, Extra
 from gpuctl.stacks.request.stack_request import StackRequest
 
@@ -85,6 +86,9 @@ class Azure(Cloud):
 
     def bucket_group(self, request: StackRequest) -> str:
         return str(self._module("storage_accounts").bucket_group(request))
+
+    def unfinished_buckets(self, request: StackRequest) -> Sequence[KeptBucket]:
+        return [one for one in self.kept_buckets([request.region], request.cluster) if one.missing]
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
         del machine

@@ -148,6 +148,9 @@ class Subscription:
             return self._below(group, kind)
         if above in self._things:
             return self._below(above, f"{_type(above)}/{what}")
+        account, known, container = path.partition("/blobservices/default/containers")
+        if account in self._things and known and not container:
+            return self._below(account, "microsoft.storage/storageaccounts/blobservices/containers")
         return self._missing(path)
 
     def _below(self, id_: str, kind: str) -> list[Thing]:

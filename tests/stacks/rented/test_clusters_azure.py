@@ -350,6 +350,19 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
 
 
 @pytest.mark.slow
+def test_an_account_without_a_container_that_an_interrupted_up_left_is_in_nobodys_way(account: Account) -> None:
+    """As it was when the machines' identity was what was just being created."""
+    tags = {"gpuctl:cluster": account.cluster, "gpuctl:id": "0123456789"}
+    group = f"resourceGroups/gpuctl-{account.cluster}-{EAST}-kept"
+    account.there.put(group, location=EAST, tags=tags)
+    account.there.put(f"{group}/providers/Microsoft.Storage/storageAccounts/other", location=EAST, tags=tags)
+    account.boot_machines()
+    assert f"removing gpuctl-{account.cluster}-{EAST}-kept: an interrupted" in account.up(nodes="1").stderr
+    assert account.there.storage("other") is None and account.bucket().list("nodes/")
+    assert "removing" not in account.up(nodes="1").stderr
+
+
+@pytest.mark.slow
 def test_nodes_are_let_into_a_bucket_of_ones_own_wherever_it_is(account: Account, azurite_endpoint: str) -> None:
     lab = "resourceGroups/Lab-Data/providers/Microsoft.Storage/storageAccounts/lab"
     account.there.put("resourceGroups/Lab-Data", location=EAST)

@@ -22,8 +22,8 @@ from gpuctl.stacks.request.stack_request import StackRequest
 def buckets(
     regions: Sequence[str], cluster: str | None = None, account: AzureAccount | None = None
 ) -> list[KeptBucket]:
-    """See ``Cloud.kept_buckets``. A group whose account never came to be, as ``up`` was broken off, is listed
-    under the name that the account would have had. Raises ``GpuctlError``."""
+    """See ``Cloud.kept_buckets``. A group whose account never came to be, as ``up`` was interrupted, is listed under
+    the name that the account would have had. Raises ``GpuctlError``."""
     account = account or connecting()
     who(account)
     places = places_of(account, regions)
@@ -82,7 +82,8 @@ def _buckets(group: Answer, account: AzureAccount) -> Iterator[KeptBucket]:
     except NotFound:
         return
     for name in names:
-        yield _bucket(group, name, account.subscription)
+        inside = account.listed(f"{of_group}/{name}/blobServices/default/containers", VERSION)
+        yield _bucket(group, name, account.subscription, missing=next(inside, None) is None)
     if not names:
         name = _request(group, account.subscription).account_name()
         yield _bucket(group, name, account.subscription, missing=True)

@@ -75,7 +75,12 @@ def test_the_url_is_the_one_that_a_new_cluster_is_given(api: Api, there: Subscri
     there.put(group, **EAST, tags={"gpuctl:cluster": "fresh"})
     there.put(f"{group}/providers/Microsoft.Storage/storageAccounts/{request.account_name()}", **EAST)
     (found,) = buckets([], "fresh", api.account())
-    assert found.url == request.bucket_url()
+    assert (found.url, found.missing) == (request.bucket_url(), True)
+    there.put(
+        f"{group}/providers/Microsoft.Storage/storageAccounts/{found.name}/blobServices/default/containers/gpuctl"
+    )
+    (found,) = buckets([], "fresh", api.account())
+    assert (found.url, found.missing) == (request.bucket_url(), False)
 
 
 def test_a_group_whose_account_never_came_to_be_is_listed_and_goes(api: Api, there: Subscription) -> None:
