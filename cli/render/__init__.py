@@ -8,4 +8,5 @@
 - ``dialog``: the answers of a person at a terminal
 - ``resource_progress``: what a cloud makes and deletes
 - ``boot_log``: how a machine booted
+- ``hints``: the cluster in the commands that a message proposes
 """
