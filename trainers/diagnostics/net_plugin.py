@@ -20,7 +20,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 FABRICS = {"efa": "EFA", "infiniband": "InfiniBand"}
@@ -29,11 +28,24 @@ _CUDART = "libcudart.so"
 _IN_PLACES = ("nvidia/*/lib/libcudart.so.*", "torch/lib/libcudart*.so*", "libcudart.so.*")
 _ASKED = ("LD_LIBRARY_PATH", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE")
 _LIMIT_S = 60
+_COMPLETE: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+"""Fabrics and environments that lack nothing."""
+_VERBS = "libibverbs.so.1"
+_NO_CARD = "libibverbs finds no card: its providers (the package ibverbs-providers) or /dev/infiniband are not there"
 
 
 def missing_in(fabric: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """What NCCL lacks in processes with ``env`` that this Python starts. Asked once for each environment."""
-    return _missing_in(fabric, tuple((name, env[name]) for name in _ASKED if name in env))
+    """What NCCL lacks in processes with ``env`` that this Python starts.
+
+    Of an environment that lacks nothing it is not asked again; what is missing, somebody may put there.
+    """
+    asked = tuple((name, env[name]) for name in _ASKED if name in env)
+    if (fabric, asked) in _COMPLETE:
+        return ()
+    missing = tuple(told([sys.executable, __file__, fabric], {"PATH": os.defpath, **dict(asked)})["missing"])
+    if not missing:
+        _COMPLETE.add((fabric, asked))
+    return missing
 
 
 def complaint(fabric: str, missing: Sequence[str], where: str) -> str:
@@ -54,11 +66,6 @@ def told(command: Sequence[str], env: Mapping[str, str]) -> dict[str, list[str]]
     return found or {"missing": [f"loading it ended with {ran.returncode}"]}
 
 
-@lru_cache(maxsize=64)
-def _missing_in(fabric: str, env: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    return tuple(told([sys.executable, __file__, fabric], {"PATH": os.defpath, **dict(env)})["missing"])
-
-
 # -- in a process of its own -------------------------------------------------------------------------------------------
 
 
@@ -76,6 +83,8 @@ def _efa(folder: str) -> tuple[list[str], list[str]]:
     trouble = [_trouble(name) for name in names]
     if all(trouble):
         return [f"its plug-in cannot be loaded ({trouble[0]})"], []
+    if any(_VERBS in library for library in _loaded()) and not _cards():  # libfabric's provider for EFA asks them
+        return [_NO_CARD], []
     why = _trouble(_CUDART) if _plugin_opens_cudart() else ""
     if not why:
         return [], []
@@ -90,15 +99,17 @@ def _efa(folder: str) -> tuple[list[str], list[str]]:
 def _infiniband() -> list[str]:
     if os.environ.get("NCCL_IB_DISABLE") == "1" or os.environ.get("NCCL_NET") == "Socket":
         return []
-    why = _trouble("libibverbs.so.1")
+    why = _trouble(_VERBS)
     if why:
         return [f"its verbs cannot be loaded ({why})"]
-    verbs, count = ctypes.CDLL("libibverbs.so.1"), ctypes.c_int()
+    return [] if _cards() else [_NO_CARD]
+
+
+def _cards() -> int:
+    verbs, count = ctypes.CDLL(_VERBS), ctypes.c_int()
     verbs.ibv_get_device_list.restype = ctypes.c_void_p
     verbs.ibv_get_device_list(ctypes.byref(count))
-    if count.value:
-        return []
-    return ["libibverbs finds no card: its providers (the package ibverbs-providers) or /dev/infiniband are not there"]
+    return count.value
 
 
 def _trouble(library: str) -> str:
@@ -111,9 +122,13 @@ def _trouble(library: str) -> str:
 
 def _plugin_opens_cudart() -> bool:
     """Whether the plug-in that was just loaded has that name in it."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    plugins = {line.split(maxsplit=5)[-1] for line in maps if "libnccl-net" in line}
+    plugins = [path for path in _loaded() if "libnccl-net" in path]
     return any(_CUDART.encode() + b"\0" in Path(path).read_bytes() for path in plugins)
+
+
+def _loaded() -> set[str]:
+    """The files in this process's memory."""
+    return {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
 
 
 def _runtime_of_torch() -> Path | None:

@@ -123,6 +123,28 @@ def test_of_infiniband_libraries_and_providers_are_asked(tmp_path: Path, cards: 
     assert [words.partition(":")[0] for words in found] == list(why)
 
 
+@pytest.mark.parametrize(("cards", "why"), [(4, ()), (0, ("libibverbs finds no card",))])
+def test_a_plug_in_that_asks_for_verbs_must_see_a_card(tmp_path: Path, cards: int, why: tuple[str, ...]) -> None:
+    """As in a container without the devices: EFA's provider in libfabric is linked with libibverbs."""
+    verbs = build(tmp_path / "libibverbs.so.1", VERBS % cards, "-Wl,-soname,libibverbs.so.1")
+    source = "void *ibv_get_device_list(int *);\nint begin(void) { int n; ibv_get_device_list(&n); return n; }\n"
+    build(tmp_path / "libnccl-net.so", source, str(verbs))
+    found = missing_in("efa", {"LD_LIBRARY_PATH": str(tmp_path)})
+    assert [words.partition(":")[0] for words in found] == list(why)
+
+
+def test_what_was_missing_is_asked_for_again_and_what_is_there_is_not(tmp_path: Path) -> None:
+    env = {"LD_LIBRARY_PATH": str(tmp_path)}
+    assert missing_in("efa", env) != ()
+    log = tmp_path / "log"
+    source = f'''#include <stdio.h>
+    __attribute__((constructor)) static void told(void) {{ fputs("loaded\\n", fopen("{log}", "a")); }}
+    '''
+    build(tmp_path / "libnccl-net.so", source)
+    assert missing_in("efa", env) == missing_in("efa", env) == ()
+    assert log.read_text() == "loaded\n"
+
+
 def test_a_plug_in_that_ends_the_process_is_no_plug_in(tmp_path: Path) -> None:
     source = "#include <stdlib.h>\n__attribute__((constructor)) static void at_once(void) { abort(); }\n"
     build(tmp_path / "libnccl-net.so", source)
