@@ -41,6 +41,10 @@ def region_of(provider: CloudName, zone: str) -> str:
     return re.sub(r"[a-z]$" if provider == "aws" else r"-[a-z0-9]$", "", zone)
 
 
+_FAST_NETWORK_GBPS = 50
+"""More than cheap machines with one GPU have, whose way to their disk is narrow too."""
+
+
 class MachineType(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One instance type, shape or size."""
 
@@ -64,6 +68,11 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Network cards with ``fabric``. EFA wants an interface for each."""
     spot: bool = True
     """Whether it is sold as spot at all."""
+
+    @property
+    def takes_fast_disk(self) -> bool:
+        """Whether its root disk is to be faster than a usual one: the type can use it, and its price justifies it."""
+        return self.gpus > 1 or self.network_gbps >= _FAST_NETWORK_GBPS
 
     @property
     def before_turing(self) -> bool:

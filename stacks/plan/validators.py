@@ -81,6 +81,16 @@ def _own_image_for_old_gpu(draft: Draft) -> tuple[str, str] | None:
     return None
 
 
+def _own_image_for_nvlink_5(draft: Draft) -> tuple[str, str] | None:
+    """Its switches want NVIDIA's subnet manager besides, which the clouds' images have: Fabric Manager user guide,
+    "NVLink Subnet Manager"."""
+    if draft.request.image and draft.machine.gpu.startswith("B200"):
+        return f"{draft.machine.name} starts its GPUs only if --image brings nvidia-fabricmanager and nvlsm", (
+            "leave --image out for the cloud's own"
+        )
+    return None
+
+
 def _fabric_without_placement(draft: Draft) -> tuple[str, str] | None:
     if draft.has_rdma and draft.request.nodes_max > 1 and not draft.request.placement:
         return f"{draft.machine.name} has {draft.machine.fabric}, which is slow between machines far apart", (
@@ -194,6 +204,7 @@ RULES = (
     Rule("not-sold-as-spot", "error", _not_sold_as_spot),
     Rule("not-a-machine-image", "error", _not_a_machine_image),
     Rule("own-image-for-old-gpu", "warning", _own_image_for_old_gpu),
+    Rule("own-image-for-nvlink-5", "warning", _own_image_for_nvlink_5),
     Rule("fabric-without-placement", "warning", _fabric_without_placement),
     Rule("unknown-price", "warning", _unknown_price),
     Rule("no-rdma", "note", _slow_network),

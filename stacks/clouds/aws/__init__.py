@@ -15,7 +15,7 @@ PUBLIC_ADDRESS_USD_PER_HOUR = 0.005
 VOLUME_USD_PER_GB_MONTH = {"gp3": 0.08, "gp2": 0.10, "io1": 0.125, "io2": 0.125, "st1": 0.045, "sc1": 0.015}
 """us-east-1; not looked up: see aws.amazon.com/ebs/pricing. Machines have gp3."""
 THROUGHPUT_USD_PER_MONTH = 0.04 * 375
-"""Of a disk of a machine with several GPUs (``group.FAST_DISK_MB_PER_S``), beyond the 125 MB/s of every gp3."""
+"""Of a fast disk (``group.FAST_DISK_MB_PER_S``), beyond the 125 MB/s of every gp3."""
 
 
 class Aws(Cloud):
@@ -52,7 +52,8 @@ class Aws(Cloud):
         }
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
-        month = VOLUME_USD_PER_GB_MONTH["gp3"] * request.disk_gb + (THROUGHPUT_USD_PER_MONTH if machine.gpus > 1 else 0)
+        faster = THROUGHPUT_USD_PER_MONTH if machine.takes_fast_disk else 0
+        month = VOLUME_USD_PER_GB_MONTH["gp3"] * request.disk_gb + faster
         disks = Extra("disks", month / HOURS_A_MONTH * request.nodes_max)
         if has_public_address(machine):
             return [disks, Extra("public addresses", PUBLIC_ADDRESS_USD_PER_HOUR * request.nodes_max)]

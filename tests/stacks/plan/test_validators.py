@@ -28,6 +28,7 @@ NOISE = "".join(random.Random(0).choices("0123456789abcdef", k=40_000))
 FIRES = {
     "gpu-too-old": asked("aws", type=P3DN),
     "own-image-for-old-gpu": asked("gcp", type=V100, image="projects/mine/global/images/closed-driver"),
+    "own-image-for-nvlink-5": asked("aws", type="p6-b200.48xlarge", image="ami-1"),
     "several-zones-with-fabric": asked("aws", zones=("us-east-1a", "us-east-1b")),
     "several-zones-for-one-group": asked("gcp", zones=("us-central1-a", "us-central1-b")),
     "too-many-together": asked("azure", nodes_max=101),
@@ -44,6 +45,7 @@ FIRES = {
 SILENT = {
     "gpu-too-old": [FINE, asked("aws", type=P3DN, image="ami-1"), asked("gcp", type="n1-standard-8+t4x1")],
     "own-image-for-old-gpu": [asked("aws", type=P3DN), asked("aws", image="ami-1")],
+    "own-image-for-nvlink-5": [FINE, asked("aws", image="ami-1"), asked("aws", type="p6-b200.48xlarge")],
     "several-zones-with-fabric": [FINE, asked("aws", type="g5.xlarge", zones=("us-east-1a", "us-east-1b"))],
     "several-zones-for-one-group": [asked("gcp"), asked("azure"), asked("aws", zones=("us-east-1a", "us-east-1b"))],
     "too-many-together": [asked("azure", nodes_max=100), asked("azure", nodes_max=101, placement=False), FINE],

@@ -184,7 +184,7 @@ def quotas(request: StackRequest, machine: MachineType) -> tuple[tuple[str, int]
     return (
         (_gpu_quota(machine), machine.gpus),
         *(((cpus, machine.vcpus),) if cpus else ()),
-        ("SSD_TOTAL_GB", request.disk_gb),  # pd-balanced is of SSDs: see ``group``
+        ("SSD_TOTAL_GB", request.disk_gb),  # both of ``disk_type`` are of SSDs
         ("IN_USE_ADDRESSES", 1),
     )
 

@@ -12,7 +12,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from gpuctl.stacks.catalog.instance_types import MachineType
-from gpuctl.stacks.clouds.gcp import NOTICE_S, is_placed, labels, shape
+from gpuctl.stacks.clouds.gcp import NOTICE_S, disk_type, is_placed, labels, shape
 from gpuctl.stacks.clouds.gcp.ownership import described
 from gpuctl.stacks.clouds.gcp.resources.identity import Identity
 from gpuctl.stacks.clouds.gcp.resources.network import Network
@@ -95,7 +95,7 @@ class Group(pulumi.ComponentResource):
                     boot=True,
                     auto_delete=True,
                     source_image=request.image or self._image(),
-                    disk_type="pd-balanced",
+                    disk_type=disk_type(self._machine),
                     disk_size_gb=request.disk_gb,
                     labels=labels(request),
                 )

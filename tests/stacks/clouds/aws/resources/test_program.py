@@ -34,6 +34,8 @@ def test_the_disk_of_a_machine_with_several_gpus_is_a_fast_one_and_the_plan_has_
     (usual,) = NO_FABRIC.one(TEMPLATE)["blockDeviceMappings"]
     assert "throughput" not in usual["ebs"]
     assert NO_FABRIC.plan.cost.extras["disks"] == pytest.approx(4 * 200 * 0.08 / 730)
+    (of_one_h100,) = Planned(asked("aws", type="p5.4xlarge")).one(TEMPLATE)["blockDeviceMappings"]
+    assert of_one_h100["ebs"]["throughput"] == 500
 
 
 def test_each_card_is_in_the_nodes_security_group_and_ends_with_its_machine() -> None:

@@ -159,7 +159,7 @@ def test_nothing_but_ssh_comes_in_from_outside_and_that_from_the_users_network()
 
 
 def test_the_plan_shows_what_disks_and_public_addresses_cost() -> None:
-    disks = pytest.approx(4 * 200 * 0.10 / 730)
+    disks = pytest.approx(4 * 200 * 0.17 / 730)
     assert A2.plan.cost.extras == {"disks": disks, "public addresses": pytest.approx(4 * 0.0025)}
     assert ON_DEMAND.plan.cost.extras == {"disks": disks, "public addresses": pytest.approx(4 * 0.005)}
 
@@ -181,7 +181,10 @@ def test_an_image_that_was_named_is_taken() -> None:
 
 def test_the_disk_ends_with_its_machine_and_carries_the_clusters_label() -> None:
     (disk,) = A2.one(TEMPLATE)["disks"]
-    assert (disk["autoDelete"], disk["diskSizeGb"]) == (True, 200)
+    assert (disk["autoDelete"], disk["diskSizeGb"], disk["diskType"]) == (True, 200, "pd-ssd")
+    one_l4 = Planned(asked("gcp", type="g2-standard-8"))
+    assert one_l4.one(TEMPLATE)["disks"][0]["diskType"] == "pd-balanced"
+    assert one_l4.plan.cost.extras["disks"] == pytest.approx(4 * 200 * 0.10 / 730)
     assert disk["labels"]["gpuctl-cluster"] == "demo"
 
 
