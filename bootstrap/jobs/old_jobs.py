@@ -1,14 +1,17 @@
-"""Room on a node's disk: the folders of jobs that are over go, so that one that lives for months does not fill up.
+"""Room on a node's disk: old folders go, so that one that lives for months does not fill up.
 
-The newest three stay, for whoever wants to look at them (``gpuctl cp :jobs/JOB/…``); others stay for a day, or until
-the disk is 80 % full. What has not reached the bucket yet stays for a week, in case it is all there is of it.
+Of jobs that are over, the newest three stay, for whoever wants to look at them (``gpuctl cp :jobs/JOB/…``), until the
+disk is 95 % full; others stay for a day, or until it is 80 % full. The same goes for the rounds of a job that still
+runs, of which the newest three always stay. What has not reached the bucket yet stays for a week, in case it is all
+there is of it.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +28,7 @@ _NEWEST = 3
 _KEPT_S = 24 * 3600.0
 _UNSENT_S = 7 * 24 * 3600.0
 _FULL = 0.8
+_VERY_FULL = 0.95
 _EVERY_S = 3600.0
 
 
@@ -34,6 +38,8 @@ class _Old:
     age_s: float
     """Since its end."""
     unsent: bool
+    what: str
+    """For people."""
 
 
 class OldJobs:
@@ -67,13 +73,16 @@ class OldJobs:
         """Remove what may go now. Without an answer from the bucket, nothing does."""
         with self._busy:
             try:
-                old = sorted(self._over(unfinished), key=lambda one: one.age_s)
+                over = _newest_first(self._over(unfinished))
+                rounds = [one for job in unfinished for one in _newest_first(self._rounds(job))[_NEWEST:]]
             except (GpuctlError, OSError):
                 return
-            for one in reversed(old[_NEWEST:]):  # the oldest first
-                if self._may_go(one):
-                    self._say(f"removing the files of finished job {one.folder.name}")
-                    shutil.rmtree(one.folder, ignore_errors=True)
+            for one in reversed(_newest_first([*over[_NEWEST:], *rounds])):
+                if self._may_go(one, _FULL, _KEPT_S):
+                    self._remove(one)
+            for one in reversed(over[:_NEWEST]):
+                if self._may_go(one, _VERY_FULL, math.inf):
+                    self._remove(one)
 
     def _over(self, unfinished: Collection[str]) -> list[_Old]:
         found = []
@@ -86,13 +95,29 @@ class OldJobs:
                     continue
                 ended.touch()
             age_s = self._clock.time() - ended.stat().st_mtime
-            found.append(_Old(folder, age_s, any(folder.glob(f"rounds/*/{UNSENT}*"))))
+            found.append(_Old(folder, age_s, any(folder.glob(f"rounds/*/{UNSENT}*")), f"finished job {folder.name}"))
         return found
 
-    def _may_go(self, one: _Old) -> bool:
+    def _rounds(self, job: str) -> list[_Old]:
+        """Those of a job that still runs, by when something was last put into their folders."""
+        found = []
+        for folder in (self._folder / job / "rounds").glob("[0-9]*"):
+            age_s = self._clock.time() - folder.stat().st_mtime
+            found.append(_Old(folder, age_s, any(folder.glob(f"{UNSENT}*")), f"round {int(folder.name)} of {job}"))
+        return found
+
+    def _may_go(self, one: _Old, full: float, kept_s: float) -> bool:
         if one.unsent:
-            return one.age_s > _UNSENT_S
-        return one.age_s > _KEPT_S or self._used(self._folder) > _FULL
+            return one.age_s > max(_UNSENT_S, kept_s)
+        return one.age_s > kept_s or self._used(self._folder) > full
+
+    def _remove(self, one: _Old) -> None:
+        self._say(f"removing the files of {one.what}")
+        shutil.rmtree(one.folder, ignore_errors=True)
+
+
+def _newest_first(found: Iterable[_Old]) -> list[_Old]:
+    return sorted(found, key=lambda one: one.age_s)
 
 
 def _used(folder: Path) -> float:

@@ -24,7 +24,13 @@ class Disk:
         self.folder = folder / "jobs"
         self.store: Bucket = open_bucket((folder / "bucket").as_uri())
         self.used = 0.5
-        self.old = OldJobs(self.folder, self.store, SystemClock(), print, lambda _: self.used)
+        self.holds: int | None = None
+        """How many folders of jobs it is full with, where that matters."""
+        self.said: list[str] = []
+        self.old = OldJobs(self.folder, self.store, SystemClock(), self.said.append, lambda _: self._used())
+
+    def _used(self) -> float:
+        return self.used if self.holds is None or len(self.left().split()) >= self.holds else 0.5
 
     def job(self, name: str, *, ended_days_ago: float | None = None, unsent: bool = False) -> None:
         round_dir = self.folder / name / "rounds" / "000001"
@@ -67,19 +73,58 @@ def test_on_a_disk_that_is_nearly_full_only_the_newest_three_stay(disk: Disk) ->
     assert disk.left() == "a b c"
 
 
+def test_no_more_goes_than_makes_room_and_the_oldest_goes_first(disk: Disk) -> None:
+    for minutes, name in enumerate("cebda"):
+        disk.job(name, ended_days_ago=minutes / 1440)
+    disk.used, disk.holds = 0.81, 5
+    disk.old.sweep(())
+    assert disk.left() == "b c d e"
+    assert disk.said == ["removing the files of finished job a"]
+
+
+def test_on_a_full_disk_the_newest_three_make_room_for_the_fourth(disk: Disk) -> None:
+    for minutes, name in enumerate("cba"):
+        disk.job(name, ended_days_ago=minutes / 1440, unsent=name == "a")
+    disk.job("running")
+    disk.used, disk.holds = 0.96, 4
+    disk.old.sweep({"running"})
+    assert disk.left() == "a c running"
+
+
+def test_a_job_that_runs_for_weeks_keeps_the_newest_three_of_its_rounds(disk: Disk) -> None:
+    disk.job("long")
+    for number in range(1, 8):
+        folder = disk.folder / "long" / "rounds" / f"{number:06}"
+        folder.mkdir(exist_ok=True)
+        if number == 2:
+            (folder / UNSENT).touch()
+        at = time.time() - (7.5 - number) * DAY_S / 4
+        os.utime(folder, (at, at))
+
+    def rounds() -> list[int]:
+        return sorted(int(path.name) for path in (disk.folder / "long" / "rounds").iterdir())
+
+    disk.old.sweep({"long"})
+    assert rounds() == [2, 4, 5, 6, 7]
+    disk.used = 0.99
+    disk.old.sweep({"long"})
+    assert rounds() == [2, 5, 6, 7]
+    assert disk.said == [f"removing the files of round {number} of long" for number in (1, 3, 4)]
+
+
 def test_what_is_not_in_the_bucket_yet_stays_for_a_week(disk: Disk) -> None:
     for days, name in enumerate("abc"):
         disk.job(name, ended_days_ago=days / 100)
     disk.job("d", ended_days_ago=6.9, unsent=True)
     disk.job("e", ended_days_ago=7.1, unsent=True)
-    disk.used = 0.99
+    disk.used = 0.94
     disk.old.sweep(())
     assert disk.left() == "a b c d"
 
 
 def test_a_job_that_is_not_known_to_be_over_stays(disk: Disk) -> None:
     """The agent may just have started, and not have met the others yet."""
-    disk.used = 0.99
+    disk.used = 0.94
     for name in "abcdef":
         disk.job(name, ended_days_ago=3)
     disk.job("running")
