@@ -251,6 +251,7 @@ class Service:
                     return Answer(400, "Multiple user assigned identities exist, please specify the clientId")
                 token = f"token {next(self._numbers)} for {query['resource'][0]}"
                 told = {"access_token": token, "expires_in": "86399", "token_type": "Bearer"}
+                told |= {"expires_on": str(int(time.time()) + 86399), "not_before": str(int(time.time()))}
                 return Answer(200, json.dumps({**told, "resource": query["resource"][0]}))
             case "GET", "/metadata/scheduledevents":
                 self._warm_up()

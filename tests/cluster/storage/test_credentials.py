@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.cluster.storage.credentials import of_this_user
+from tests.fakes.metadata import Service
 from tests.fakes.stores import s3
 
 
@@ -82,3 +84,24 @@ def test_a_service_principal_by_pulumis_names_gets_into_the_bucket_too(monkeypat
     for name, value in whole.items():
         monkeypatch.setenv(name, value)
     open_bucket("az://container/prefix?account_name=account")  # obstore knows these names
+
+
+@pytest.mark.usefixtures("home")
+def test_a_machine_of_azure_with_several_identities_is_the_one_that_its_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the variable that ``Cloud.node_env`` gives every agent. There is no storage here: a token is all it gets."""
+    ours = "/subscriptions/s/resourceGroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/demo"
+
+    def refused(service: Service) -> str:
+        token = f"{service.url}/metadata/identity/oauth2/token"
+        url = f"az://box/run?account_name=a&msi_endpoint={token}&endpoint=http://127.0.0.1:9/a&allow_http=true"
+        with pytest.raises(GpuctlError) as error:
+            open_bucket(url, patience_s=0.0).get("x")
+        return str(error.value)
+
+    with Service("azure").running() as service:
+        service.identities = (ours, "that of a policy")
+        assert "Multiple user assigned identities" in refused(service)
+        monkeypatch.setenv("AZURE_MSI_RESOURCE_ID", ours)
+        assert "Connection refused" in refused(service)
