@@ -59,7 +59,7 @@ class User(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_booting()
+        self.end_booting()
 
     def run(self, *args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         return self.run_alone(*args, "--cluster", self.cluster, code=code)
@@ -127,17 +127,21 @@ class User(ABC):
     def machines(self) -> list[str]:
         """Names of those that the cluster has."""
 
+    @abstractmethod
+    def delete_bucket(self) -> None:
+        """With all that is in it, as somebody may do by hand."""
+
     def boot_machines(self, comes: Callable[[str], bool] = lambda _name: True) -> None:
         """From now on every machine becomes a node, as soon as it is there, for whose name ``comes`` says so; the
         others fail to boot. What was said of it before counts no more, and machines that were there have lost their
         power."""
-        self._end_booting()
+        self.end_booting()
         over = threading.Event()
         thread = threading.Thread(target=self._boot, args=(comes, over), daemon=True)
         thread.start()
         self._booting = over, thread
 
-    def _end_booting(self) -> None:
+    def end_booting(self) -> None:
         if self._booting is not None:
             over, thread = self._booting
             over.set()

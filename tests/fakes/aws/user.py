@@ -40,6 +40,11 @@ class Account(User):
     def machines(self) -> list[str]:
         return [one["InstanceId"] for one in self.group()["Instances"]]
 
+    def delete_bucket(self) -> None:
+        bucket = boto3.resource("s3", region_name="us-east-1").Bucket(self.known().bucket.split("/")[2])
+        bucket.objects.all().delete()
+        bucket.delete()
+
     def rules(self) -> list[dict[str, Any]]:
         """Of who may reach whom."""
         ec2 = boto3.client("ec2", region_name="us-east-1")

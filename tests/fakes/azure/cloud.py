@@ -104,6 +104,11 @@ class Subscription:
         self._things[f"{ROOT}/{path}".lower()] = _thing(f"{ROOT}/{path}", thing)
         return f"{ROOT}/{path}"
 
+    def delete(self, path: str) -> None:
+        """By hand, with all that is in it."""
+        gone = f"{ROOT}/{path}".lower()
+        self._things = {id_: one for id_, one in self._things.items() if id_ != gone and not id_.startswith(f"{gone}/")}
+
     def paths(self) -> set[str]:
         """Below the subscription, in small letters, of all that is there."""
         return {id_.removeprefix(f"{ROOT}/") for id_ in self._things}

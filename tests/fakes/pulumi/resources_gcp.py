@@ -55,9 +55,15 @@ def _reader(inputs: Record) -> Record:
 
 
 def _no_reader(id_: str) -> None:
+    """Where the bucket is gone, so is the binding: Terraform's provider takes the 404 for that."""
     bucket, role, member = id_.split(" ")
     with _of_bucket:
-        policy = _ask("GET", f"{_BUCKETS}/{bucket}/iam")
+        try:
+            policy = _ask("GET", f"{_BUCKETS}/{bucket}/iam")
+        except Refused as refused:
+            if "Error 404" in str(refused):
+                return
+            raise
         left = [one for one in policy["bindings"] if (one["role"], one["members"]) != (role, [member])]
         _ask("PUT", f"{_BUCKETS}/{bucket}/iam", {**policy, "bindings": left})
 

@@ -25,7 +25,7 @@ from tests.fakes.azure.cloud import NO_ROOM, NOT_HEARD_OF, Subscription
 from tests.fakes.pulumi.resources_azure import USER
 from tests.fakes.stores import azurite
 from tests.fakes.user import User
-from tests.stacks.rented import interruptions, two_users
+from tests.stacks.rented import interruptions, losses, two_users
 
 TYPE = "Standard_ND96asr_v4"
 EAST = "eastus"
@@ -88,6 +88,9 @@ class Account(User):
 
     def machines(self) -> list[str]:
         return self.there.machines(self.cluster)
+
+    def delete_bucket(self) -> None:
+        self.there.delete(f"resourceGroups/gpuctl-{self.cluster}-{EAST}-kept")
 
     def size(self) -> int:
         return int(self.there.scale_set(self.cluster)["sku"]["capacity"])
@@ -170,6 +173,12 @@ def test_up_that_broke_off_at_any_resource_leaves_nothing(
 ) -> None:
     account.boot_machines()
     interruptions.at_every_resource(account, way, goes_on=goes_on)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lose", losses.ALL)
+def test_machines_go_whatever_else_is_gone(account: Account, lose: Callable[[User], None]) -> None:
+    losses.machines_go_all_the_same(account, lose)
 
 
 @pytest.mark.parametrize("way", interruptions.A_FEW)

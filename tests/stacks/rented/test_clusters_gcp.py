@@ -20,8 +20,9 @@ from gpuctl.cluster.storage.bucket import open_bucket
 from tests.fakes.gcp.api import PROJECT, URL, Asked, Google, refusal
 from tests.fakes.gcp.buckets import Stored
 from tests.fakes.gcp.held import OF_ALL, Held
+from tests.fakes.stores import gcs
 from tests.fakes.user import User
-from tests.stacks.rented import interruptions, two_users
+from tests.stacks.rented import interruptions, losses, two_users
 
 TYPE = "a2-highgpu-1g"
 REGION, FIRST, SECOND = "us-central1", "us-central1-a", "us-central1-b"
@@ -39,6 +40,7 @@ class Owner(User):
         """The quota of A100s as spot."""
         self.google = google
         self.held = Held(google)
+        self.storage = storage
         self.buckets = Stored(google, storage)
         sold = [{"name": TYPE}, {"name": "a2-highgpu-2g"}]
         google.put_everywhere("machineTypes", {f"zones/{FIRST}": sold, f"zones/{SECOND}": sold})
@@ -48,6 +50,13 @@ class Owner(User):
 
     def machines(self) -> list[str]:
         return [str(one["name"]) for one in self.held.of("instances")]
+
+    def delete_bucket(self) -> None:
+        name = self.known().bucket.split("/")[2]
+        for key in gcs.generations(self.storage, name):
+            gcs.delete(self.storage, name, key)
+        gcs.delete(self.storage, name)
+        del self.buckets.things[name]
 
     def group(self) -> str:
         (group,) = [id_ for id_ in self.held.things if "/instanceGroupManagers/" in id_]
@@ -106,6 +115,12 @@ def test_up_that_broke_off_at_any_resource_leaves_nothing(
 ) -> None:
     owner.boot_machines()
     interruptions.at_every_resource(owner, way, goes_on=goes_on)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lose", losses.ALL)
+def test_machines_go_whatever_else_is_gone(owner: Owner, lose: Callable[[User], None]) -> None:
+    losses.machines_go_all_the_same(owner, lose)
 
 
 @pytest.mark.parametrize("way", interruptions.A_FEW)

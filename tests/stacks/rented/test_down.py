@@ -10,89 +10,22 @@ from pathlib import Path
 import boto3
 import pytest
 
-from gpuctl.cluster import layout
 from tests.fakes.aws.user import TYPE, Account
-from tests.stacks.rented import interruptions
-
-
-def _no_bucket(account: Account) -> None:
-    bucket = boto3.resource("s3", region_name="us-east-1").Bucket(account.known().bucket.split("/")[2])
-    bucket.objects.all().delete()
-    bucket.delete()
-
-
-def _no_record(account: Account) -> None:
-    account.bucket().delete([layout.CLUSTER])
-
-
-def _no_state(account: Account) -> None:
-    shutil.rmtree(account.last_up_path().parent / "state")
-
-
-def _damaged_state(account: Account) -> None:
-    state = account.stack_state()
-    state.write_bytes(state.read_bytes()[:-40])
-
-
-def _another_passphrase(account: Account) -> None:
-    """The salt that belongs to it is another's."""
-    (settings,) = account.last_up_path().parent.glob("Pulumi.*.yaml")
-    text = settings.read_text()
-    assert "encryptionsalt" in text
-    settings.write_text(text.replace("encryptionsalt: v1:", "encryptionsalt: v1:x"))
-
-
-def _no_cli(account: Account) -> None:
-    account.env["PATH"] = "/usr/bin:/bin"
-
-
-def _no_plugin(account: Account) -> None:
-    for program in (account.folder / "bin").glob("pulumi-resource-*"):
-        program.unlink()
-
-
-def _nothing_noted(account: Account) -> None:
-    """But that there is such a cluster, and where its bucket is."""
-    shutil.rmtree(account.last_up_path().parent)
-
-
-_SLOW = [pytest.mark.slow]
-LOSSES = [
-    _no_bucket,
-    _no_record,
-    _no_state,
-    _damaged_state,
-    _another_passphrase,
-    _no_cli,
-    _no_plugin,
-    _nothing_noted,
-]
+from tests.fakes.user import User
+from tests.stacks.rented import interruptions, losses
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lose",
-    [
-        pytest.param(lose, id=lose.__name__.strip("_"), marks=() if lose in (_no_bucket, _no_state) else _SLOW)
-        for lose in LOSSES
-    ],
-)
-def test_machines_go_whatever_else_is_gone(account: Account, lose: Callable[[Account], None]) -> None:
-    account.boot_machines()
-    account.up()
-    assert len(account.machines()) == 2
-    lose(account)
-    done = account.run("down", "-y")
-    assert f"cluster {account.cluster} is down" in done.stdout
-    assert account.run("leaks", "--provider", "aws").stdout == ""
-    assert account.run("status", code=2).stderr.startswith(f"error: no cluster named '{account.cluster}'")
+@pytest.mark.parametrize("lose", losses.ALL)
+def test_machines_go_whatever_else_is_gone(account: Account, lose: Callable[[User], None]) -> None:
+    losses.machines_go_all_the_same(account, lose)
 
 
 @pytest.mark.slow
 def test_after_a_damaged_state_the_cluster_comes_back(account: Account) -> None:
     account.boot_machines()
     account.up()
-    _damaged_state(account)
+    losses.damaged_state(account)
     refused = account.up(code=1).stderr.splitlines()[-1]
     assert "cannot be read" in refused and f"{account.cluster}` removes the cluster by its tags" in refused
     assert len(account.machines()) == 2
