@@ -84,6 +84,7 @@ Restart=on-failure
 RestartSec=2
 ExecStopPost=-/bin/rm -f /run/gpuctl/rank0.json
 KillMode=mixed
+Delegate=yes
 TimeoutStopSec=150
 OOMPolicy=continue
 LimitMEMLOCK=infinity
@@ -91,7 +92,8 @@ LimitNOFILE=1048576
 TasksMax=infinity
 """
 """Boot starts it. Who rank 0 is, nobody knows once it has ended, however it did. Its workers pin memory for the fabric,
-look for caches in a home (systemd names none), and one that runs out of memory does not take it along."""
+look for caches in a home (systemd names none), and one that runs out of memory does not take it along. It may divide
+its cgroup (``launch.job_cgroup``)."""
 
 _SECRET = re.compile("key|secret|token|passw|sas|credential", re.IGNORECASE)
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
