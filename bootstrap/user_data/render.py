@@ -59,16 +59,17 @@ WantedBy=multi-user.target
 
 NEEDED_TO_THE_END = (
     *("network.target", "network-online.target", "nss-lookup.target", "remote-fs.target"),
-    *("scratch.mount", "var-lib-gpuctl-node-jobs.mount", "var-lib-docker.mount", "var-lib-containerd.mount"),
+    *("scratch.mount", "opt-dlami-nvme.mount", "dlami-nvme.service", "blk-availability.service"),
+    *("var-lib-gpuctl-node-jobs.mount", *(f"var-lib-{one}.mount" for one in ("docker", "containerd", "containers"))),
     *("systemd-networkd.service", "systemd-resolved.service", "NetworkManager.service", "chrony.service"),
     *("containerd.service", "docker.service"),
     *("nvidia-persistenced.service", "nvidia-fabricmanager.service", "openibd.service", "sku-customizations.service"),
 )
 """What a draining agent and its workers still need. systemd stops in the reverse of the order in which it starts, and
-what has no place in that order at once: the network gives its DHCP lease back, Docker kills its containers, the fabric
-manager the processes on the GPUs, and Azure's sku-customizations stops that manager and removes NCCL's topology.
-Sources: systemd.unit(5), "Before=, After="; systemd issue 24584; azhpc-images, setup_sku_customizations.sh. A name that
-the machine does not have is no harm."""
+what has no place in that order at once: the network gives its DHCP lease back, LVM unmounts the disks that nobody uses
+at the moment (blkdeactivate(8)), Docker kills its containers, the fabric manager the processes on the GPUs, and Azure's
+sku-customizations stops that manager and removes NCCL's topology. Sources: systemd.unit(5), "Before=, After="; systemd
+issue 24584; azhpc-images, setup_sku_customizations.sh. A name that the machine does not have is no harm."""
 
 _AGENT = f"""
 [Unit]

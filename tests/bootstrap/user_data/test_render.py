@@ -140,6 +140,7 @@ def test_what_a_draining_agent_needs_stops_after_it() -> None:
     agent = told()["/etc/systemd/system/gpuctl-agent.service"]["content"]
     (after,) = [line for line in agent.splitlines() if line.startswith("After=")]
     needed = {"network.target", "docker.service", "nvidia-fabricmanager.service", "sku-customizations.service"}
+    needed |= {"blk-availability.service", "opt-dlami-nvme.mount", "var-lib-containers.mount"}
     assert needed <= {*after.removeprefix("After=").split()}
 
 
