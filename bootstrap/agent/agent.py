@@ -30,6 +30,7 @@ from gpuctl.bootstrap.agent.round_work import AgentSurroundings, RoundWork, Wake
 from gpuctl.bootstrap.gpus import found_devices, visible_devices
 from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.bootstrap.jobs.node_jobs import NodeJobs
+from gpuctl.bootstrap.launch import job_cgroup
 from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Interpreter
 from gpuctl.bootstrap.mirror.mirror import Mirror
@@ -247,8 +248,10 @@ class Agent:
 
     def _end_leftovers(self) -> None:
         """Processes of jobs here that have left their session: of this life of the agent, or of one that died."""
-        if left := end_marked(lambda folder: folder.is_relative_to(self._folder / "jobs")):
-            say(f"job processes that did not end: {', '.join(map(str, left))}")
+        left = job_cgroup.end_all(job_cgroup.delegated())
+        left += end_marked(lambda folder: folder.is_relative_to(self._folder / "jobs"))
+        if left:
+            say(f"job processes that did not end: {', '.join(map(str, sorted({*left})))}")
 
     def _lead_words(self) -> str:
         notice = self._reconciler.notice

@@ -13,6 +13,7 @@ import msgspec
 from gpuctl.bootstrap.agent.worker_exits import NodeExitStatus, lost_checkpoint, rank_exit, verdict
 from gpuctl.bootstrap.jobs.old_jobs import UNSENT
 from gpuctl.bootstrap.jobs.workspace import JobWorkspace
+from gpuctl.bootstrap.launch import job_cgroup
 from gpuctl.bootstrap.launch.container_args import passed
 from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Ending, Interpreter, Launched
@@ -67,6 +68,7 @@ class RoundRun:
         self._token = token
         self._fabric = fabric if fabric in FABRICS and len(round_.members) > 1 else ""
         self._launched: Launched | None = None
+        self._cgroup = ""
         self._lock = threading.Lock()
         self._killed = False
         self._stop: WorkerStop | None = None
@@ -177,6 +179,8 @@ class RoundRun:
                 launched = containers.launch(job.image, spec, folder, listening, on_exit=end, fabric=fabric)
             else:
                 _require(fabric, spec.env)
+                self._cgroup = job_cgroup.make(self.round.job, self.round.number, job_cgroup.delegated())
+                spec = msgspec.structs.replace(spec, cgroup=self._cgroup)
                 launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._gone_for_good)
             with self._lock:
                 self._launched = launched
@@ -222,6 +226,7 @@ class RoundRun:
         threading.Thread(target=self._workers_gone, args=(ending,), name="run-end", daemon=True).start()
 
     def _workers_gone(self, ending: Ending) -> None:
+        job_cgroup.end(self._cgroup)
         end_marked(lambda folder: folder == self.context.round_dir)
         asked = self._stop is not None and self._stop.has_asked
         self._end(*verdict(ending, self.context.round_dir, self._memory, killed=self._killed, asked=asked))

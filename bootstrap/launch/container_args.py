@@ -63,6 +63,9 @@ class ContainerRuntime:
     program: str
     rootless: bool = False
     """Root inside is the user who runs it, outside."""
+    scopes: bool = False
+    """Podman would have systemd make a scope for each container, which a shutdown stops at once: the job would be gone
+    before its last checkpoint (podman issue 3148)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,8 @@ def fabric_libraries(library_path: str, image_env: str, root: Path = Path("/")) 
 def run_command(runtime: ContainerRuntime, machine: HostDevices, box: ContainerSpec) -> list[str]:
     """Run ``box`` in the foreground and remove it afterwards. No variable of the job is on it."""
     user = "0:0" if runtime.rootless else f"{machine.uid}:{machine.gid}"
-    command = [runtime.program, "run", "--rm", "--pull", "never", "--name", box.name]
+    own_cgroups = ["--cgroup-manager", "cgroupfs"] if runtime.scopes else []
+    command = [runtime.program, *own_cgroups, "run", "--rm", "--pull", "never", "--name", box.name]
     for name, value in box.labels.items():
         command += ["--label", f"{name}={value}"]
     command += ["--network", "host", "--ipc", "host", "--pids-limit", "-1", "--log-driver", "none"]

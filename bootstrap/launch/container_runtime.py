@@ -185,9 +185,12 @@ class Containers:
                 return ContainerRuntime("docker", docker, rootless="rootless" in answer.stdout)
             complaint = f"Docker does not respond on this node: {_last_line(answer.stderr)}"
         if podman:
-            answer = self._ask([podman, "info", "--format", "{{.Host.Security.Rootless}}"])
+            answer = self._ask([podman, "info", "--format", "json"])
             if answer.returncode == 0:
-                return ContainerRuntime("podman", podman, rootless=answer.stdout.strip() == "true")
+                host = msgspec.json.decode(answer.stdout)["host"]
+                rootless, remote = host["security"]["rootless"], host.get("serviceIsRemote")
+                scopes = host.get("cgroupManager") == "systemd" and not rootless and not remote
+                return ContainerRuntime("podman", podman, rootless=rootless, scopes=scopes)
             complaint = f"Podman does not work on this node: {_last_line(answer.stderr)}"
         raise GpuctlError(complaint, "fix or install one, or train without --image")
 

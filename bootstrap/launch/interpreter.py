@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +55,7 @@ class Interpreter:
 
     def __init__(self, env: Mapping[str, str], log: Path, on_change: Callable[[], None]) -> None:
         self.state: Literal["warming", "ready", "spoiled", "unable", "dead"] = "warming"
-        """Spoiled: nothing can be forked from it any more (see ``trainers.launchers.warm_interpreter``)."""
+        """Spoiled, or unable: what is forked from it begins anew (see ``trainers.launchers.warm_interpreter``)."""
         self._env = dict(env)
         self._log = log
         self._on_change = on_change
@@ -80,12 +79,14 @@ class Interpreter:
 
     def keep(self) -> None:
         """Start it again if it died (a preloaded module may have crashed it), or is spoiled and has no launcher."""
-        if self.state == "dead":
-            self._start()
-        elif self.state == "spoiled" and self._talking.acquire(blocking=False):
+        if self.state not in ("dead", "spoiled") or not self._talking.acquire(blocking=False):
+            return
+        try:
             with self._lock:
-                if not self._exits:
+                if self.state == "spoiled" and not self._exits:
                     self._process.kill()  # its pipe ends, and then it is dead
+            self._start_if_dead()
+        finally:
             self._talking.release()
 
     def preload(self, names: Iterable[str]) -> None:
@@ -99,15 +100,13 @@ class Interpreter:
 
         Raises ``OSError`` if nothing could be started.
         """
-        if fresh or self.state in ("unable", "dead", "spoiled"):
-            return self._spawner.submit(self._launch_fresh, spec, listening, on_exit).result()
         with self._talking:
-            self._send({"do": "launch", "spec": msgspec.to_builtins(spec), "listening": listening is not None})
+            self._start_if_dead()
+            request = {"do": "launch", "spec": msgspec.to_builtins(spec), "fresh": fresh}
+            self._send({**request, "listening": listening is not None})
             if listening is not None:
                 reduction.send_handle(self._agent, listening.fileno(), self._process.pid)
             reply = self._replies.get()
-            if reply["event"] == "spoiled":
-                return self._spawner.submit(self._launch_fresh, spec, listening, on_exit).result()
             if "pid" not in reply:
                 raise OSError("the warm interpreter died")
             pid: int = reply["pid"]
@@ -126,7 +125,11 @@ class Interpreter:
         self._agent.close()
         self._spawner.shutdown(wait=False)
 
-    # -- the warm one -------------------------------------------------------------------------------------------------
+    # -- the process --------------------------------------------------------------------------------------------------
+
+    def _start_if_dead(self) -> None:
+        if self.state == "dead":
+            self._start()
 
     def _start(self) -> None:
         ours, theirs = Pipe(duplex=True)
@@ -157,11 +160,10 @@ class Interpreter:
             while True:
                 self._hear(msgspec.json.decode(agent.recv_bytes()))
         except (EOFError, OSError):
-            if self.state != "unable":
-                self.state = "dead"
-            self._replies.put({"event": "died"})
             with self._lock:
                 exits, self._exits = self._exits, {}
+            self._replies.put({"event": "died"})
+            self.state = "dead"  # last: from now on there may be another one
             for on_exit in exits.values():
                 on_exit(None)
         self._on_change()
@@ -179,7 +181,7 @@ class Interpreter:
                 if message["spoiled"]:
                     self.state = "spoiled"
                 self._on_change()
-            case "launched" | "spoiled":
+            case "launched":
                 self._replies.put(message)
             case "exited":
                 failures = message.get("failures")
@@ -190,49 +192,3 @@ class Interpreter:
                         self._early[message["pid"]] = ending  # ``launch`` has not entered it yet
                 if on_exit:
                     on_exit(ending)
-
-    # -- a new one ----------------------------------------------------------------------------------------------------
-
-    def _launch_fresh(self, spec: LaunchSpec, listening: socket.socket | None, on_exit: OnExit) -> Launched:
-        folder = Path(tempfile.mkdtemp(prefix="launch-", dir=Path(spec.log_dir).parent))
-        (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
-        command = [
-            sys.executable,
-            "-m",
-            "gpuctl.trainers.launchers.torchrun",
-            str(folder / "spec.json"),
-            str(folder / "result.json"),
-        ]
-        fds = (listening.fileno(),) if listening else ()
-        Path(spec.log_dir).mkdir(parents=True, exist_ok=True)
-        with (Path(spec.log_dir) / "launcher.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*command, *map(str, fds)],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=spec.env,
-                cwd=spec.cwd,
-            )
-        launched = Launched(process.pid)
-
-        def wait() -> None:
-            process.wait()
-            launched.kill()
-            try:
-                failures = msgspec.json.decode((folder / "result.json").read_bytes(), type=list[WorkerFailure])
-            except (OSError, msgspec.DecodeError):
-                on_exit(None if process.returncode < 0 else _last_lines(Path(spec.log_dir) / "launcher.log"))
-            else:
-                on_exit(failures)
-
-        threading.Thread(target=wait, name="launcher", daemon=True).start()
-        return launched
-
-
-def _last_lines(path: Path) -> str:
-    try:
-        return " | ".join(path.read_text(errors="replace").strip().splitlines()[-3:])
-    except OSError:
-        return ""

@@ -59,16 +59,17 @@ WantedBy=multi-user.target
 
 NEEDED_TO_THE_END = (
     *("network.target", "network-online.target", "nss-lookup.target", "remote-fs.target"),
-    *("scratch.mount", "var-lib-gpuctl-node-jobs.mount", "var-lib-docker.mount", "var-lib-containerd.mount"),
+    *("scratch.mount", "opt-dlami-nvme.mount", "dlami-nvme.service", "blk-availability.service"),
+    *("var-lib-gpuctl-node-jobs.mount", *(f"var-lib-{one}.mount" for one in ("docker", "containerd", "containers"))),
     *("systemd-networkd.service", "systemd-resolved.service", "NetworkManager.service", "chrony.service"),
     *("containerd.service", "docker.service"),
     *("nvidia-persistenced.service", "nvidia-fabricmanager.service", "openibd.service", "sku-customizations.service"),
 )
 """What a draining agent and its workers still need. systemd stops in the reverse of the order in which it starts, and
-what has no place in that order at once: the network gives its DHCP lease back, Docker kills its containers, the fabric
-manager the processes on the GPUs, and Azure's sku-customizations stops that manager and removes NCCL's topology.
-Sources: systemd.unit(5), "Before=, After="; systemd issue 24584; azhpc-images, setup_sku_customizations.sh. A name that
-the machine does not have is no harm."""
+what has no place in that order at once: the network gives its DHCP lease back, LVM unmounts the disks that nobody uses
+at the moment (blkdeactivate(8)), Docker kills its containers, the fabric manager the processes on the GPUs, and Azure's
+sku-customizations stops that manager and removes NCCL's topology. Sources: systemd.unit(5), "Before=, After="; systemd
+issue 24584; azhpc-images, setup_sku_customizations.sh. A name that the machine does not have is no harm."""
 
 _AGENT = f"""
 [Unit]
@@ -84,6 +85,7 @@ Restart=on-failure
 RestartSec=2
 ExecStopPost=-/bin/rm -f /run/gpuctl/rank0.json
 KillMode=mixed
+Delegate=yes
 TimeoutStopSec=150
 OOMPolicy=continue
 LimitMEMLOCK=infinity
@@ -91,7 +93,8 @@ LimitNOFILE=1048576
 TasksMax=infinity
 """
 """Boot starts it. Who rank 0 is, nobody knows once it has ended, however it did. Its workers pin memory for the fabric,
-look for caches in a home (systemd names none), and one that runs out of memory does not take it along."""
+look for caches in a home (systemd names none), and one that runs out of memory does not take it along. It may divide
+its cgroup (``launch.job_cgroup``)."""
 
 _SECRET = re.compile("key|secret|token|passw|sas|credential", re.IGNORECASE)
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")

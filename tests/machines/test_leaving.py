@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -102,7 +103,38 @@ def test_a_node_that_leaves_keeps_no_process_and_no_mount(cloud: Cloud) -> None:
     assert instance.id not in cloud.nodes()
 
 
+ESCAPES = """
+import os, subprocess, time
+from pathlib import Path
+print([line for line in Path("/proc/self/cgroup").read_text().splitlines() if "gpuctl-agent" in line], flush=True)
+if os.environ["GPUCTL_ROUND"] == "1":
+    subprocess.run("env -i setsid sleep 98765 > /dev/null 2>&1 &", shell=True, check=True)
+    launcher = Path(f"/proc/{os.getppid()}/stat").read_text()
+    os.kill(int(launcher.rpartition(")")[2].split()[1]), 9)
+    time.sleep(1000)
+"""
+
+
+def test_nothing_of_a_job_outlives_it(cloud: Cloud) -> None:
+    """Here a process has nothing by which it is told, and the interpreter that would have adopted it is killed."""
+    (instance,) = cloud.create(1)
+    cloud.await_ready(timeout=120)
+    script = cloud.write("escapes.py", ESCAPES)
+    for how in ((), ("--env", "PYTHONHASHSEED=1")):  # from the warm interpreter, and with a new one
+        job = cloud.train(script, *how)
+        outcome = cloud.wait_for_end(job, timeout=150).outcome
+        assert outcome and outcome.result == "succeeded", outcome
+        rounds = re.findall(r"gpuctl-agent\.service/round-(\S+)-(\d)", cloud.run("logs", job).stdout)
+        assert {*rounds} >= {(job, "2")} and {one for one, _ in rounds} == {job}
+        assert not [line for line in running(instance.machine) if "98765" in line]
+    folders = instance.machine.run("find", "/sys/fs/cgroup", "-name", "round-*").stdout
+    assert folders == ""
+
+
 def ours(machine: Machine) -> list[str]:
     """What runs of gpuctl, by its command lines."""
-    listed = machine.run("ps", "-eo", "args", "--no-headers").stdout.splitlines()
-    return [line for line in listed if "gpuctl" in line]
+    return [line for line in running(machine) if "gpuctl" in line]
+
+
+def running(machine: Machine) -> list[str]:
+    return machine.run("ps", "-eo", "args", "--no-headers").stdout.splitlines()

@@ -13,9 +13,16 @@ ExecStart=/bin/sleep infinity
 ExecStop=/bin/sh -c 'for file in $(grep -l gpuctl-agent.service /proc/[0-9]*/cgroup); do \\
     pid=$${file#/proc/}; pid=$${pid%%/*}; grep -q gpuctl.bootstrap.agent /proc/$$pid/cmdline || kill -9 $$pid; done'
 """
-_STAND_INS = ("docker.service", "nvidia-fabricmanager.service", "sku-customizations.service")
+# LVM's, which has no place in the order by itself, and is the first to stop.
+_EARLY = _KILLS_WORKERS.replace("[Service]", "DefaultDependencies=no\nConflicts=shutdown.target\n[Service]")
+_STAND_INS = (
+    "docker.service",
+    "nvidia-fabricmanager.service",
+    "sku-customizations.service",
+    "blk-availability.service",
+)
 _FILES = {
-    **{f"/etc/systemd/system/{unit}": _KILLS_WORKERS for unit in _STAND_INS},
+    **{f"/etc/systemd/system/{unit}": _EARLY if "blk" in unit else _KILLS_WORKERS for unit in _STAND_INS},
     "/etc/systemd/system/multi-user.target.d/stand-ins.conf": f"[Unit]\nWants={' '.join(_STAND_INS)}\n",
 }
 

@@ -1,11 +1,13 @@
 """The processes of a job on a node, also those that left its session: a child started with ``setsid`` would hold a GPU
 while the next job runs.
 
-Two ways find them. A process that ``adopt_orphans`` becomes the parent of whatever is left below it; and everything
-that a worker starts has the worker's ``GPUCTL_ROUND_DIR`` in its environment, which names the node, the job and the
-round. Only a process that escapes both, with an environment of its own and no interpreter above it, is not found.
+Three ways find them. On machines of their own a job's processes are in a cgroup, which none of them leaves by itself
+(``bootstrap.launch.job_cgroup``). Elsewhere a process that ``adopt_orphans`` becomes the parent of whatever is left
+below it; and everything that a worker starts has the worker's ``GPUCTL_ROUND_DIR`` in its environment, which names the
+node, the job and the round. Only one that escapes both, with an environment of its own and no interpreter above it, is
+not found.
 
-A third one finds who keeps a worker's end from being seen: see ``torchrun.end_leftovers``.
+A fourth one finds who keeps a worker's end from being seen: see ``torchrun.end_leftovers``.
 """
 
 from __future__ import annotations
@@ -39,6 +41,13 @@ def children_of(pid: int) -> list[int]:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.NoSuchProcess:
         return []
+
+
+def enter(cgroup: str) -> None:
+    """Enter the cgroup with this folder, and so all that this process starts; as far as that is possible."""
+    if cgroup:
+        with contextlib.suppress(OSError):
+            (Path(cgroup) / "cgroup.procs").write_text("0")
 
 
 def adopt_orphans() -> None:

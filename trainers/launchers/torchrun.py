@@ -4,8 +4,8 @@ torchrun's elasticity is not used (see ``docs/decisions``): each round is a stat
 rendezvous a fresh TCPStore on a port that rank 0's agent has held open since before the round was decided.
 
 Call ``launch`` in a process of its own: one forked from a ``warm_interpreter`` has its workers up in 0.1-0.3 s. For
-jobs that need a new interpreter (see ``needs_fresh``) ``python -m gpuctl.trainers.launchers.torchrun SPEC RESULT [FD]``
-does the same, in 3 s and more.
+jobs that need a new interpreter (see ``needs_fresh``) such a fork becomes ``python -m
+gpuctl.trainers.launchers.torchrun``, which does the same, in 3 s and more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Any
 
 import msgspec
 
-from gpuctl.cluster.atomic_write import write_atomic
 from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
 from gpuctl.cluster.worker_context import STDERR_MARK
 from gpuctl.trainers import gloo_exit, stack_signal
@@ -53,6 +52,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     """The workers' whole environment but for what torchrun adds."""
     log_dir: str
+    cgroup: str = ""
+    """Folder of the cgroup for all that is started; empty: none."""
 
     @property
     def run_id(self) -> str:
@@ -262,14 +263,21 @@ def _shell_code(exit_code: int) -> int:
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
-def main(spec_path: str, result_path: str, listening: str | None = None) -> None:
-    """The launch of a new interpreter: environment and working directory are already the job's."""
-    os.setsid()
-    die_with_parent()
-    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=LaunchSpec)
-    failures = launch(spec, int(listening) if listening else None)
-    write_atomic(Path(result_path), msgspec.json.encode(failures))
+def main(spec: int, result: int, listening: int | None = None) -> None:
+    """The launch of a new interpreter, which got all else from the process that became it: environment, session, log.
+
+    Args:
+        spec: file descriptor of a file with the ``LaunchSpec``.
+        result: that of the pipe to write the failures to.
+        listening: as in ``launch``.
+    """
+    for fd in (spec, result, listening):
+        if fd is not None:
+            os.set_inheritable(fd, False)
+    with os.fdopen(spec, "rb") as file:
+        read = msgspec.json.decode(file.read(), type=LaunchSpec)
+    os.write(result, msgspec.json.encode({"failures": launch(read, listening)}))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*map(int, sys.argv[1:]))

@@ -2,15 +2,16 @@
 
 It never runs a job's code itself: for each round it forks a launcher (``torchrun``), which forks the workers. So a
 round costs forks, not imports. It must never begin CUDA (``cuInit``): in the forks of a process that has, CUDA does
-not work (pytorch.org, "Poison fork in multiprocessing"). Some modules do so when they are imported. If one has, nothing
-is forked any more: the agent is told, and starts another such process, which leaves that job's imports to the workers.
+not work (pytorch.org, "Poison fork in multiprocessing"). Some modules do so when they are imported. If one has, each
+fork becomes a new interpreter first, as it does for jobs that need one: the agent is told, and starts another such
+process, which leaves that job's imports to the workers.
 
 The agent talks to it over a socket pair, one JSON message each way at a time:
 
-- in: ``{"do": "preload", "names": […]}``, ``{"do": "launch", "spec": {…}, "listening": true}`` (and then that socket's
-  file descriptor)
-- out: ``{"event": "ready"}``, ``{"event": "preloaded", "failed": […], "spoiled": false}``,
-  ``{"event": "launched", "pid": …}``, or ``{"event": "spoiled"}`` where it must not fork,
+- in: ``{"do": "preload", "names": […]}``, ``{"do": "launch", "spec": {…}, "listening": true, "fresh": false}`` (and
+  then that socket's file descriptor)
+- out: ``{"event": "ready"}`` or ``{"event": "unable", "why": …}`` (then every launch is a fresh one),
+  ``{"event": "preloaded", "failed": […], "spoiled": false}``, ``{"event": "launched", "pid": …}``,
   ``{"event": "exited", "pid": …, "failures": […]}``, or with ``"error"`` where the launcher itself failed,
   or with neither where it was killed
 
@@ -25,15 +26,16 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from gpuctl.trainers.launchers.descendants import adopt_orphans, children_of, end_orphans
+from gpuctl.trainers.launchers.descendants import adopt_orphans, children_of, end_orphans, enter
 from gpuctl.trainers.launchers.preload import preload
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, die_with_parent, launch
 
@@ -64,11 +66,10 @@ def main(fd: int) -> None:
     preload(_EVERY_SCRIPT)
     if "torch" not in sys.modules:
         agent.send_bytes(_message(event="unable", why="torch is not installed here"))
-        return
-    if cuda_has_begun():
+    elif cuda_has_begun():
         agent.send_bytes(_message(event="unable", why="importing torch initializes CUDA here"))
-        return
-    agent.send_bytes(_message(event="ready"))
+    else:
+        agent.send_bytes(_message(event="ready"))
     _Server(agent).serve()
 
 
@@ -84,8 +85,8 @@ def cuda_has_begun() -> bool:
 class _Server:
     def __init__(self, agent: Connection) -> None:
         self._agent = agent
-        self._results: dict[int, int] = {}
-        """Launcher's pid to the pipe its result comes through."""
+        self._results: dict[int, tuple[int, Path]] = {}
+        """Launcher's pid to the pipe its result comes through, and its log."""
         self._own: set[int] = set()
         """Children that are no job's: a preloaded module may have started some."""
         self._child_ended, waker = socket.socketpair()
@@ -120,24 +121,21 @@ class _Server:
             self._agent.send_bytes(_message(event="preloaded", failed=failed, spoiled=spoiled))
         elif message["do"] == "launch":
             listening = reduction.recv_handle(self._agent) if message["listening"] else None
-            if cuda_has_begun():
-                answer = _message(event="spoiled")
-            else:
-                pid = self._fork(msgspec.convert(message["spec"], LaunchSpec), listening)
-                answer = _message(event="launched", pid=pid)
+            spec = msgspec.convert(message["spec"], LaunchSpec)
+            pid = self._fork(spec, listening, fresh=message["fresh"] or cuda_has_begun())
             if listening is not None:
                 os.close(listening)
-            self._agent.send_bytes(answer)
+            self._agent.send_bytes(_message(event="launched", pid=pid))
         return True
 
-    def _fork(self, spec: LaunchSpec, listening: int | None) -> int:
+    def _fork(self, spec: LaunchSpec, listening: int | None, *, fresh: bool) -> int:
         if not self._results:
             self._own = set(children_of(os.getpid()))
         read, write = os.pipe()
         pid = os.fork()
         if pid:
             os.close(write)
-            self._results[pid] = read
+            self._results[pid] = read, _log_of(spec)
             return pid
         status = 1
         try:
@@ -145,7 +143,7 @@ class _Server:
             self._agent.close()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            status = _launcher(spec, listening, write)
+            status = _launcher(spec, listening, write, fresh=fresh)
         except BaseException as error:  # noqa: BLE001 - the process ends here, and should say why
             os.write(write, _message(error=f"{type(error).__name__}: {error}"))
             traceback.print_exc()
@@ -156,19 +154,21 @@ class _Server:
     def _reap(self) -> None:
         while self._results:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            pipe_end = self._results.pop(pid, None)
-            if pipe_end is None:
+            if pid not in self._results:
                 continue
+            pipe_end, log = self._results.pop(pid)
             _kill_group(pid)  # workers that outlived their launcher, and what they started in its session
             end_orphans(self._own | self._results.keys())  # and outside of it
             with os.fdopen(pipe_end, "rb") as pipe:
                 data = pipe.read()
             result = msgspec.json.decode(data) if data else {}
+            if not data and os.waitstatus_to_exitcode(status) > 0:
+                result = {"error": _last_lines(log)}
             self._agent.send_bytes(_message(event="exited", pid=pid, **result))
 
     def _kill_all(self) -> None:
@@ -177,19 +177,45 @@ class _Server:
         end_orphans(self._own)
 
 
-def _launcher(spec: LaunchSpec, listening: int | None, result: int) -> int:
+def _launcher(spec: LaunchSpec, listening: int | None, result: int, *, fresh: bool) -> int:
     """The forked process: a session of its own, so that everything it starts can be ended together."""
     os.setsid()
     die_with_parent()
+    enter(spec.cgroup)
     Path(spec.log_dir).mkdir(parents=True, exist_ok=True)
-    log = os.open(Path(spec.log_dir) / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(_log_of(spec), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.chdir(spec.cwd)
+    if fresh:
+        _become_new(spec, listening, result)
     os.environ.clear()
     os.environ.update(spec.env)
-    os.chdir(spec.cwd)
     os.write(result, _message(failures=launch(spec, listening)))
     return 0
+
+
+def _become_new(spec: LaunchSpec, listening: int | None, result: int) -> NoReturn:
+    """This process becomes an interpreter that was started with the job's variables: see ``torchrun.main``."""
+    with tempfile.TemporaryFile() as file:  # of no name: what the job's variables say is nobody else's to read
+        file.write(msgspec.json.encode(spec))
+        file.seek(0)
+        fds = [file.fileno(), result, *([] if listening is None else [listening])]
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        command = [sys.executable, "-m", "gpuctl.trainers.launchers.torchrun", *map(str, fds)]
+        os.execve(sys.executable, command, spec.env)
+
+
+def _log_of(spec: LaunchSpec) -> Path:
+    return Path(spec.log_dir) / "launcher.log"
+
+
+def _last_lines(log: Path) -> str:
+    try:
+        return " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+    except OSError:
+        return ""
 
 
 def _kill_group(pid: int) -> None:

@@ -108,6 +108,13 @@ def test_what_a_job_writes_belongs_to_the_agents_user(rootless: bool, uid: int, 
     assert ("memlock=-1:-1" in command) is not rootless
 
 
+def test_podman_makes_cgroups_that_outlive_the_beginning_of_a_shutdown() -> None:
+    """Of a scope, systemd would end the job at once."""
+    command = run_command(ContainerRuntime("podman", "podman", scopes=True), HostDevices(), BOX)
+    assert command[:4] == ["podman", "--cgroup-manager", "cgroupfs", "run"]
+    assert run_command(PODMAN, HostDevices(), BOX)[:2] == [PODMAN.program, "run"]
+
+
 def test_an_image_is_the_same_one_with_docker_and_with_podman() -> None:
     names = [
         "debian",

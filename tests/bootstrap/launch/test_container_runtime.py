@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import shlex
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuctl.bootstrap.launch.container_args import FOLDER_LABEL, OPTIONS
+from gpuctl.bootstrap.launch.container_args import FOLDER_LABEL, OPTIONS, ContainerRuntime
 from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Ending
 from gpuctl.bootstrap.network.nccl_env import OFI_PLUGINS
@@ -365,6 +366,29 @@ def test_without_a_runtime_the_answer_is_one_line(tmp_path: Path) -> None:
             bench.containers.fetch("debian")
     finally:
         os.environ["PATH"] = path
+
+
+@pytest.mark.parametrize(
+    ("manager", "rootless", "more", "scopes"),
+    [
+        ("systemd", False, {"serviceIsRemote": False}, True),
+        ("systemd", False, {}, True),
+        ("systemd", True, {"serviceIsRemote": False}, False),
+        ("systemd", False, {"serviceIsRemote": True}, False),
+        ("cgroupfs", False, {"serviceIsRemote": False}, False),
+    ],
+    ids=["root", "old", "rootless", "remote", "cgroupfs"],
+)
+def test_where_podman_would_ask_systemd_for_a_scope_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manager: str, rootless: bool, more: dict[str, bool], scopes: bool
+) -> None:
+    told = json.dumps({"host": {"cgroupManager": manager, "security": {"rootless": rootless}, **more}})
+    podman = tmp_path / "podman"
+    podman.write_text(f"#!/bin/sh\necho '{told}'\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = Bench(tmp_path).containers._find()
+    assert found == ContainerRuntime("podman", str(podman), rootless=rootless, scopes=scopes)
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:

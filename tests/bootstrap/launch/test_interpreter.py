@@ -195,10 +195,13 @@ print(gone.pid, int(daemon.stdout), flush=True)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fresh", [False, True], ids=["warm", "fresh"])
 @pytest.mark.parametrize("then", ["", "sys.exit(3)", "time.sleep(1000)"], ids=["done", "failed", "killed"])
-def test_what_a_worker_started_in_a_session_of_its_own_has_ended_when_its_end_is_told(bench: Bench, then: str) -> None:
+def test_what_a_worker_started_in_a_session_of_its_own_has_ended_when_its_end_is_told(
+    bench: Bench, fresh: bool, then: str
+) -> None:
     """They have an empty environment, so no mark: they are found because they are below the interpreter."""
-    bench.launch(LEAVES.format(then=then))
+    bench.launch(LEAVES.format(then=then), fresh=fresh)
     _wait_for(lambda: len(bench.printed().split()) == 2)
     strays = [int(pid) for pid in bench.printed().split()]
     if then.startswith("time"):
@@ -207,6 +210,13 @@ def test_what_a_worker_started_in_a_session_of_its_own_has_ended_when_its_end_is
     assert not any(map(psutil.pid_exists, strays))
     bench.launch(SAY)
     assert bench.ended() == []
+
+
+@pytest.mark.slow
+def test_a_new_interpreter_that_cannot_begin_is_told_with_its_last_lines(bench: Bench) -> None:
+    bench.launch(SAY, fresh=True, PYTHONHOME="/nowhere")
+    ending = bench.ended()
+    assert isinstance(ending, str) and "no Python frame" in ending
 
 
 @pytest.mark.slow

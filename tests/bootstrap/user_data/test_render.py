@@ -21,6 +21,7 @@ from gpuctl.bootstrap import boot
 from gpuctl.bootstrap.agent.host_files import HostFiles
 from gpuctl.bootstrap.boot import FROM_WHEEL
 from gpuctl.bootstrap.identity import NodeIdentity
+from gpuctl.bootstrap.launch.job_cgroup import SERVICE
 from gpuctl.bootstrap.node_spec import NodeSpec, Package, Promise
 from gpuctl.bootstrap.user_data.render import MOST_BYTES, PACKAGE, files, render
 from gpuctl.cluster.errors import BadInput
@@ -139,7 +140,12 @@ def test_what_a_draining_agent_needs_stops_after_it() -> None:
     agent = told()["/etc/systemd/system/gpuctl-agent.service"]["content"]
     (after,) = [line for line in agent.splitlines() if line.startswith("After=")]
     needed = {"network.target", "docker.service", "nvidia-fabricmanager.service", "sku-customizations.service"}
+    needed |= {"blk-availability.service", "opt-dlami-nvme.mount", "var-lib-containers.mount"}
     assert needed <= {*after.removeprefix("After=").split()}
+
+
+def test_the_agent_may_divide_its_cgroup() -> None:
+    assert "\nDelegate=yes\n" in told()[f"/etc/systemd/system/{SERVICE}"]["content"]
 
 
 def test_who_rank_0_was_is_forgotten_with_the_agent(tmp_path: Path) -> None:
