@@ -258,5 +258,6 @@ class Agent:
 
 
 def say(line: str) -> None:
-    """Print a line to the agent's log."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    """Print a line to the agent's log. The disk that takes it may be the one that is full."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
