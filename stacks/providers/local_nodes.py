@@ -132,6 +132,11 @@ def is_short_of_gpus(gpus: int, spec: ClusterSpec) -> bool:
 
 
 def start_agent(folder: Path, bucket: Bucket) -> None:
+    """Start a node's agent. What is left of an earlier one ends: two in one folder would depose each other."""
+    if left := processes.kill_all(folder):
+        raise GpuctlError(
+            f"process {left[0].pid} of an earlier {folder.name} does not end", "run `gpuctl up` again once it has"
+        )
     bucket.delete([layout.node(folder.name)])  # an earlier life's heartbeat
     processes.start(folder, "gpuctl.bootstrap.agent", [str(folder)], os.environ, "agent.log")
 
