@@ -35,3 +35,14 @@ class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Raises ``CorruptRecord``, and ``OSError`` where there is none."""
         path = folder / FILE
         return decode(path.read_bytes(), cls, str(path))
+
+    @staticmethod
+    def was_deleted(folder: Path) -> bool:
+        """Whether there is none any more. A disk that does not answer has lost nothing yet."""
+        try:
+            (folder / FILE).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            pass
+        return False

@@ -15,7 +15,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int | None = None, durable: b
         mode: permissions, from the first byte on; ``None``: as the umask says.
         durable: also after a loss of power; else the file may be empty then. For what cannot be made anew.
 
-    Raises ``OSError``; then ``path`` is as it was, and nothing is left beside it.
+    Raises ``OSError`` with a file name; then ``path`` is as it was, and nothing is left beside it.
     """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # several processes may write it
     try:
@@ -28,7 +28,9 @@ def write_atomic(path: Path, data: bytes, *, mode: int | None = None, durable: b
                 file.flush()
                 os.fsync(handle)
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # as of a write: it says which disk is full
+            error.filename = str(path)
         raise

@@ -107,7 +107,8 @@ class Agent:
         self._reachability = Reachability(self._store, self._record, self._base_env, self._spec.provider)
 
     def serve(self) -> None:
-        """Until the node has left after a notice."""
+        """Until the node has left, after a notice or because its folder was deleted: then nobody else knows of this
+        process."""
         self._end_leftovers()
         self._heartbeat.send()
         self._heartbeat.start(lambda: self._clock.monotonic() - self._reconciler.ticked_at < self._spec.lease_s)
@@ -115,7 +116,7 @@ class Agent:
         self._jobs.remove_leftover_containers()
         self._interpreter = Interpreter(self._base_env, self._folder / "interpreter.log", self._wake.set)
         trouble = ""
-        while not self._reconciler.may_leave():
+        while not self._reconciler.may_leave() and not NodeIdentity.was_deleted(self._folder):
             self._wake.wait(self._spec.heartbeat_s)
             try:
                 self._turn()
@@ -261,5 +262,6 @@ class Agent:
 
 
 def say(line: str) -> None:
-    """Print a line to the agent's log."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    """Print a line to the agent's log. The disk that takes it may be the one that is full."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

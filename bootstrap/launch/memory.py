@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -29,7 +29,7 @@ class _Use:
     used: int
     """Bytes, of the machine or of a cgroup of the agent or its workers: whichever is nearest to its limit."""
     limit: int
-    workers: dict[int, int] = field(default_factory=dict)
+    workers: dict[int, int]
     """Bytes by pid."""
 
 
@@ -41,13 +41,24 @@ class _Killed:
     """The limit of its cgroup was met, and not that of the machine."""
 
 
-class MemoryWatch:
-    """Looks at a run's memory on a thread of its own, from ``start`` to ``stop``. ``pids``: the workers of now."""
+def machine_memory() -> tuple[int, int]:
+    """Bytes in use on this machine, and how many it has."""
+    memory = psutil.virtual_memory()
+    return memory.total - memory.available, memory.total
 
-    def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
+
+class MemoryWatch:
+    """Looks at a run's memory on a thread of its own, from ``start`` to ``stop``. ``pids``: the workers of now;
+    ``machine``: see ``machine_memory``."""
+
+    def __init__(
+        self, pids: Callable[[], Sequence[int]], machine: Callable[[], tuple[int, int]] = machine_memory
+    ) -> None:
         self._pids = pids
+        self._machine = machine
         self._last: _Use | None = None
-        self._workers: dict[int, int] = {}
+        self._by_pid: dict[int, _Use] = {}
+        """The last use that a worker had a part in: others may take long to end after it, with less in use."""
         self._kills = _oom_kills()
         self._kernel_log = _KernelLog()
         self._ended = threading.Event()
@@ -60,10 +71,15 @@ class MemoryWatch:
 
     def look(self) -> None:
         """Note the use of now."""
+        workers = {}
         for pid in self._pids():
             with contextlib.suppress(psutil.Error):
-                self._workers[pid] = psutil.Process(pid).memory_info().rss
-        self._last = _use(self._workers)
+                if size := psutil.Process(pid).memory_info().rss:  # a zombie has none
+                    workers[pid] = size
+        use = _use(self._machine(), workers)
+        self._by_pid.update(dict.fromkeys(workers, use))
+        if workers or self._last is None:
+            self._last = use
 
     def was_out_of_memory(self) -> bool:
         """Whether the kernel has ended a process on this machine for want of memory since this watch was made."""
@@ -75,7 +91,7 @@ class MemoryWatch:
         killed = self._kernel_log.killed()
         if self._last is None:  # it was gone before the first look
             self.look()
-        ours = killed.keys() & self._workers.keys()
+        ours = killed.keys() & self._by_pid.keys()
         if not pid and len(ours) == 1:
             (pid,) = ours
         if pid in killed:
@@ -90,10 +106,11 @@ class MemoryWatch:
             self.look()
 
     def _words(self, pid: int, size: int = 0) -> str:
-        assert self._last is not None
-        size = size or self._last.workers.get(pid, 0)
+        use = self._by_pid.get(pid, self._last)
+        assert use is not None
+        size = size or use.workers.get(pid, 0)
         own = f", {size / _GIB:.1f} GiB by this worker" if size else ""
-        return f"; {self._last.used / _GIB:.1f} of {self._last.limit / _GIB:.1f} GiB were in use{own}"
+        return f"; {use.used / _GIB:.1f} of {use.limit / _GIB:.1f} GiB were in use{own}"
 
 
 class _KernelLog:
@@ -129,11 +146,9 @@ def _oom_kills() -> int:
     return int(found[1]) if found else 0
 
 
-def _use(workers: dict[int, int]) -> _Use:
-    memory = psutil.virtual_memory()
-    uses = [(memory.total - memory.available, memory.total), *_cgroup_uses(workers)]
-    used, limit = max(uses, key=lambda use: use[0] / use[1])
-    return _Use(used, limit, dict(workers))
+def _use(machine: tuple[int, int], workers: dict[int, int]) -> _Use:
+    used, limit = max((machine, *_cgroup_uses(workers)), key=lambda use: use[0] / use[1])
+    return _Use(used, limit, workers)
 
 
 def _cgroup_uses(workers: Iterable[int]) -> set[tuple[int, int]]:

@@ -53,6 +53,8 @@ _NOTICE_S = 30.0
 _NODES_PER_CORE = 16
 _NODE_BYTES = 100_000_000
 """Of memory: an agent without work has 65 MB."""
+_NODE_DISK_BYTES = 1_000_000
+"""For the files that an agent without work has, and the cluster's records."""
 _ALWAYS = 8
 """Nodes that any machine is let try."""
 
@@ -64,10 +66,11 @@ class LocalProvider(UsesMachines, CanPreempt):
         say = self._dialog.say
         _refuse_too_many(request.nodes_max or 1)
         with locked(request.name):
+            running = [folder for folder in node_dirs(request.name) if is_up(folder)]
+            _refuse_full_disk((request.nodes_max or 1) - len(running))
             url = bucket_of(request, usual=(state_dir() / "buckets" / request.name).as_uri())
             bucket = open_bucket(url)
             probe(bucket)
-            running = [folder for folder in node_dirs(request.name) if is_up(folder)]
             gpus = len(found_devices())
             if running and gpus:
                 _refuse_other_shares(bucket, request)
@@ -138,6 +141,13 @@ def _refuse_too_many(nodes: int) -> None:
             f"{nodes} nodes are too many for one machine with {has}",
             f"use --nodes {most} or fewer, or another --provider",
         )
+
+
+def _refuse_full_disk(nodes: int) -> None:
+    """Raises ``GpuctlError`` where that many more would be left half made."""
+    folder = state_dir()
+    if nodes > 0 and shutil.disk_usage(folder).free < nodes * _NODE_DISK_BYTES:
+        raise GpuctlError(f"no room for {node_count(nodes)} on the disk that holds {folder}", "free some space")
 
 
 def _refuse_other_shares(bucket: Bucket, request: UpRequest) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gpuctl.bootstrap.identity import NodeIdentity
+from gpuctl.bootstrap.identity import FILE, NodeIdentity
 from gpuctl.cluster import layout
+from gpuctl.cluster.atomic_write import write_atomic
+from gpuctl.cluster.disk import full_disk
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.codec import decode
@@ -90,9 +92,9 @@ def write_identities(folders: list[Path], url: str, spec: ClusterSpec, gpus: int
     for folder, part in zip(folders, _free_parts(gpus, spec, beside), strict=False):
         env = {**_worker_env(gpus, spec), **part}
         identity = NodeIdentity(node=folder.name, address=_address(_index(folder)), bucket=url, env=env)
-        if (folder / "identity.json").exists():
+        if (folder / FILE).exists():
             identity = msgspec.structs.replace(NodeIdentity.read(folder), env=env)
-        (folder / "identity.json").write_bytes(msgspec.json.encode(identity))
+        write_atomic(folder / FILE, msgspec.json.encode(identity))
 
 
 def _address(index: int) -> str:
@@ -132,6 +134,11 @@ def is_short_of_gpus(gpus: int, spec: ClusterSpec) -> bool:
 
 
 def start_agent(folder: Path, bucket: Bucket) -> None:
+    """Start a node's agent. What is left of an earlier one ends: two in one folder would depose each other."""
+    if left := processes.kill_all(folder):
+        raise GpuctlError(
+            f"process {left[0].pid} of an earlier {folder.name} does not end", "run `gpuctl up` again once it has"
+        )
     bucket.delete([layout.node(folder.name)])  # an earlier life's heartbeat
     processes.start(folder, "gpuctl.bootstrap.agent", [str(folder)], os.environ, "agent.log")
 
@@ -141,7 +148,7 @@ def give_notice(folders: list[Path], notice_s: float) -> list[psutil.Process]:
     agents = []
     for folder in folders if notice_s > 0 else ():
         if agent := processes.noted_process(folder):
-            (folder / "notice_s").write_text(str(notice_s))
+            write_atomic(folder / "notice_s", str(notice_s).encode())
             agent.send_signal(signal.SIGTERM)
             agents.append(agent)
     return agents
@@ -164,8 +171,9 @@ def wait_until_live(folders: list[Path], bucket: Bucket) -> None:
             if (data := bucket.get(layout.node(folder.name))) and decode(data, NodeRecord, folder.name).beat > 0:
                 waiting.remove(folder)
             elif not is_up(folder):
-                lines = (folder / "agent.log").read_text(errors="replace").strip().splitlines() or ["no output"]
-                raise GpuctlError(f"{folder.name} did not start: {lines[-1]}", f"see {folder / 'agent.log'}")
+                said = (folder / "agent.log").read_text(errors="replace").strip().splitlines()
+                why = said[-1] if said else full_disk(folder) or "no output"
+                raise GpuctlError(f"{folder.name} did not start: {why}", f"see {folder / 'agent.log'}")
         if time.monotonic() > deadline:
             names = ", ".join(folder.name for folder in waiting)
             raise GpuctlError(f"{names} did not become live in {_READY_S:g} s", f"see {waiting[0] / 'agent.log'}")

@@ -12,21 +12,44 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import psutil
 
+from gpuctl.cluster.atomic_write import write_atomic
+
 MARK = "GPUCTL_NODE_DIR"
-_SAME_START_S = 0.02
-"""The kernel gives a process's start in ticks of 1/100 s."""
+_FILE = "process.json"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A process on this machine, in ``<dir>/process.json``: a pid alone may be somebody else's by now, so the start
-    time is kept with it."""
+    """A process on this machine, in ``<dir>/process.json``: a pid alone may be somebody else's by now, so its start is
+    kept with it."""
 
     pid: int
-    started_at: float
+    boot: str
+    """Linux: which boot of the machine it was started in (random(4)); else empty."""
+    start: float
+    """Linux: clock ticks since that boot (proc_pid_stat(5)), as a wall-clock time changes when the clock is set.
+    Else: seconds since the epoch."""
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Raises ``psutil.Error`` and ``OSError`` if there is no such process."""
+        if boot := boot_id():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may have blanks
+            return cls(pid, boot, float(fields[19]))
+        return cls(pid, "", psutil.Process(pid).create_time())
+
+
+def boot_id() -> str:
+    """Another one after each boot of this machine; empty where the system does not tell (only Linux does)."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def start(folder: Path, module: str, args: Sequence[str], env: Mapping[str, str], log: str) -> ProcessRecord:
@@ -38,6 +61,8 @@ def start(folder: Path, module: str, args: Sequence[str], env: Mapping[str, str]
         args: its command line.
         env: all of its environment, but for the mark.
         log: name of a file in ``folder``, to which its output is appended.
+
+    Raises ``OSError``; then nothing runs.
     """
     with (folder / log).open("ab") as output:
         process = subprocess.Popen(
@@ -49,17 +74,22 @@ def start(folder: Path, module: str, args: Sequence[str], env: Mapping[str, str]
             env={**env, MARK: str(folder)},
             start_new_session=True,
         )
-    noted = ProcessRecord(process.pid, psutil.Process(process.pid).create_time())
-    (folder / "process.json").write_bytes(msgspec.json.encode(noted))
+    try:
+        noted = ProcessRecord.of(process.pid)
+        write_atomic(folder / _FILE, msgspec.json.encode(noted))
+    except BaseException:  # of a process that is not noted nobody would know
+        process.kill()
+        process.wait()
+        raise
     return noted
 
 
 def noted_process(folder: Path) -> psutil.Process | None:
     """The process that ``start`` noted in ``folder``, if that very one still lives."""
     try:
-        noted = msgspec.json.decode((folder / "process.json").read_bytes(), type=ProcessRecord)
+        noted = msgspec.json.decode((folder / _FILE).read_bytes(), type=ProcessRecord)
         process = psutil.Process(noted.pid)
-        same = abs(process.create_time() - noted.started_at) <= _SAME_START_S
+        same = ProcessRecord.of(noted.pid) == noted
     except (OSError, msgspec.MsgspecError, psutil.Error):
         return None
     return process if same and lives(process) else None

@@ -50,8 +50,9 @@ def test_a_reader_sees_one_writer_or_another_and_never_half(tmp_path: Path) -> N
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     write_atomic(path, b"before")
-    with pytest.raises(OSError, match="too large"):
+    with pytest.raises(OSError, match="too large") as refused:
         write_atomic(path, bytes(1 << 20))
+    assert refused.value.filename == str(path)
     assert path.read_bytes() == b"before" and [each.name for each in tmp_path.iterdir()] == ["state.json"]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from gpuctl.cluster.jobs import queue
+from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
 from tests.e2e.scripts import COUNTING
 
@@ -36,6 +38,18 @@ def test_a_lost_node_comes_back(cluster: Cluster) -> None:
     assert "1 node started, 1 already running" in cluster.run("up").stderr
     after = _lives(cluster)
     assert after["node-0"] == before["node-0"] and after["node-1"] != before["node-1"]
+
+
+@pytest.mark.slow
+def test_nodes_whose_folders_are_deleted_end(cluster: Cluster) -> None:
+    """Nobody could find them any more."""
+    cluster.up("2")
+    agents = processes.marked_processes(cluster.state)
+    assert len(agents) >= 2
+    shutil.rmtree(cluster.state / "local")
+    cluster.wait(lambda: not any(map(processes.lives, agents)), "the agents to end")
+    assert cluster.nodes() == {}, "they have left, and were not lost"
+    cluster.up("2")
 
 
 @pytest.mark.slow

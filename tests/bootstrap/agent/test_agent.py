@@ -85,6 +85,14 @@ def test_an_agent_without_a_cluster_names_the_bucket_and_not_its_keys(tmp_path: 
     assert "access_key" not in said
 
 
+def test_a_log_that_takes_nothing_ends_no_agent() -> None:
+    """It is on the disk that may be full, and what is said then is said where an error has just been survived."""
+    lines = "from gpuctl.bootstrap.agent.agent import say; import sys; say('a'); say('b'); sys.stderr.write('goes on')"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", lines], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr.startswith("goes on"), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [_WORKS, _HANGS], ids=["over", "stalled"])
 def test_a_machine_whose_bucket_is_gone_for_good_is_idle_some_time_after_its_job_is_over(

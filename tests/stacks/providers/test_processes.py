@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 import psutil
+import pytest
+from msgspec.structs import replace
 
 from gpuctl.stacks.providers import processes
 
@@ -45,11 +48,43 @@ def test_what_was_started_is_known_by_pid_and_start_time(tmp_path: Path) -> None
         noted = processes.noted_process(folder)
         assert noted is not None and noted.pid == _until(2, folder)[0].pid
         old = msgspec.json.decode((folder / "process.json").read_bytes(), type=processes.ProcessRecord)
-        another = processes.ProcessRecord(os.getpid(), old.started_at)
-        (folder / "process.json").write_bytes(msgspec.json.encode(another))
-        assert processes.noted_process(folder) is None
+        for another in (replace(old, pid=os.getpid()), replace(old, boot="another boot")):
+            (folder / "process.json").write_bytes(msgspec.json.encode(another))
+            assert processes.noted_process(folder) is None
     finally:
         assert processes.kill_all(folder) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts from the boot")
+def test_a_process_is_the_same_one_after_the_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The boot's time then differs, and with it the time of day at which each process was started."""
+    folder = _start(tmp_path)
+    try:
+        noted = processes.noted_process(folder)
+        assert noted is not None
+        started_at = noted.create_time()
+        later = tmp_path / "proc"
+        later.mkdir()
+        (later / str(noted.pid)).symlink_to(f"/proc/{noted.pid}")
+        stat = Path("/proc/stat").read_text()
+        booted = re.search(r"^btime (\d+)$", stat, re.MULTILINE)
+        assert booted is not None
+        (later / "stat").write_text(stat.replace(booted[0], f"btime {int(booted[1]) + 1}"))
+        monkeypatch.setattr(psutil, "PROCFS_PATH", str(later))
+        assert psutil.Process(noted.pid).create_time() > started_at + 0.5, "else the test is about nothing"
+        again = processes.noted_process(folder)
+        assert again is not None and again.pid == noted.pid
+    finally:
+        monkeypatch.undo()
+        assert processes.kill_all(folder) == []
+
+
+def test_a_process_that_cannot_be_noted_does_not_run(tmp_path: Path) -> None:
+    (tmp_path / "node-0" / "process.json").mkdir(parents=True)
+    (tmp_path / "a_sleeper.py").write_text("import time; time.sleep(600)")
+    with pytest.raises(IsADirectoryError):
+        processes.start(tmp_path / "node-0", "a_sleeper", [], _module(tmp_path, SLEEPER), "log")
+    assert not [child for child in psutil.Process().children() if str(tmp_path) in str(child.environ())]
 
 
 def test_a_process_that_ended_or_was_never_noted_is_none(tmp_path: Path) -> None:
