@@ -122,8 +122,9 @@ clean: ## Remove .venv and all that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Not gpuctl and pip, not the local part of "2.13.0+cpu", and nothing that only torch for CUDA brings (it pins that itself).
-portable_pins = sed -E -e '/^(gpuctl|pip|nvidia|cuda|triton)[-_= ]/d' -e 's/\+[a-z0-9.]+$$//'
+# Not gpuctl and pip, not the local part of "2.13.0+cpu", and nothing that only torch for CUDA brings (it pins that
+# itself); NVML's package is ours.
+portable_pins = sed -E -e '/^nvidia-ml-py=/!{/^(gpuctl|pip|nvidia|cuda|triton)[-_= ]/d;}' -e 's/\+[a-z0-9.]+$$//'
 
 define find_python
 found=; chosen=; \

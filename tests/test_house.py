@@ -27,7 +27,7 @@ FLOORS = ("cli", "stacks", "bootstrap", "trainers", "cluster")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # Brought only by torch built for CUDA, which pins them itself.
-CUDA_ONLY = ("nvidia-", "cuda-", "triton")
+CUDA_ONLY = re.compile(r"nvidia-(?!ml-py$)|cuda-|triton")
 
 
 def _rooms() -> list[Path]:
@@ -156,7 +156,7 @@ def test_the_constraints_are_exact_and_portable() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9a-z.]+", line)] == []
     assert len(_pins()) == len(lines), "a package is pinned twice"
-    assert [name for name in _pins() if name.startswith(CUDA_ONLY)] == []
+    assert [name for name in _pins() if CUDA_ONLY.match(name)] == []
     assert _pins()["torch"] == "2.13.0"
 
 
@@ -256,7 +256,7 @@ def _needed_packages() -> set[str]:
     while waiting:
         requirement = waiting.pop()
         place = (canonicalize_name(requirement.name), frozenset(requirement.extras))
-        if place in seen or place[0].startswith(CUDA_ONLY):
+        if place in seen or CUDA_ONLY.match(place[0]):
             continue
         seen.add(place)
         for text in importlib.metadata.requires(requirement.name) or []:

@@ -34,6 +34,7 @@ from gpuctl.bootstrap.launch import job_cgroup
 from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Interpreter
 from gpuctl.bootstrap.mirror.mirror import Mirror
+from gpuctl.bootstrap.monitors.gpu_health import GpuHealth
 from gpuctl.bootstrap.monitors.stall import StallWatch
 from gpuctl.bootstrap.network.reachability import Reachability
 from gpuctl.bootstrap.ports import PortPool
@@ -74,6 +75,13 @@ class Agent:
         self._devices = visible_devices(found_devices(), identity.env)
         self._slots = self._spec.slots or len(self._devices) or 1
         self._wake = Wake()
+        self._base_env = {
+            **os.environ,
+            **identity.env,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+        }
+        self._gpus = GpuHealth(self._base_env, self._devices, self._wake.set, say)
+        self._told_ill = False
         self._interpreter: Interpreter | None = None
         self._heard = False
         self._risk = ""
@@ -99,11 +107,6 @@ class Agent:
             AgentSurroundings(self._heartbeat, self._peers, self._wake, say),
         )
         self._peers.introduce(self._record())
-        self._base_env = {
-            **os.environ,
-            **identity.env,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
-        }
         self._reachability = Reachability(self._store, self._record, self._base_env, self._spec.provider)
 
     def serve(self) -> None:
@@ -113,6 +116,7 @@ class Agent:
         self._heartbeat.send()
         self._heartbeat.start(lambda: self._clock.monotonic() - self._reconciler.ticked_at < self._spec.lease_s)
         self._reachability.start()
+        self._gpus.start()
         self._jobs.remove_leftover_containers()
         self._interpreter = Interpreter(self._base_env, self._folder / "interpreter.log", self._wake.set)
         trouble = ""
@@ -146,6 +150,11 @@ class Agent:
         self._host_files.show(works=works, waits=bool(self._mingle.jobs))
         if self._reconciler.notice is not None and not self._heard:
             self._hear(self._reconciler.notice)
+        if self._gpus.ill and not self._told_ill:
+            self._told_ill = True
+            say(f"no job will use this node any more: {self._gpus.ill}")
+            self._heartbeat.send()
+            self._peers.poke()
         self._reconciler.turn()
         self._reachability.members(self._mingle.members)
         self._jobs.prepare(self._mingle.jobs.keys(), self._interpreter)
@@ -175,7 +184,10 @@ class Agent:
         say(f"{round_.job} round {round_.number}: rank {rank} of {len(round_.members)} ({round_.reason})")
         mirror = Mirror(self._file_store, self._jobs.checkpoint_folder(round_.job), round_, rank, self._clock, say)
         fabric = self._spec.promised.fabric if self._spec.promised else ""
-        run = RoundRun(round_, rank, workspace, context, mirror, self._clock, self._wake.set, self._spec.token, fabric)
+        run = RoundRun(
+            *(round_, rank, workspace, context, mirror, self._clock, self._wake.set, self._spec.token, fabric),
+            self._gpus.settle,
+        )
         stall = StallWatch(run, 60 * self._spec.stall_minutes, self._clock, self._wake.set, say)
         work = RoundWork(run, LogShipper(self._store, run, self._clock), stall)
         run.start(self._interpreter, self._containers, self._ports, self._base_env)
@@ -198,7 +210,8 @@ class Agent:
             tier_port=self._tier_port,
             spare_ports=self._ports.offered(),
             doing=self._containers.doing,
-            trouble=full_disk(self._folder / "jobs") or full_disk(self._folder),
+            trouble=full_disk(self._folder / "jobs") or full_disk(self._folder) or self._gpus.warning,
+            health=self._gpus.ill or "ok",
             ready=self._interpreter is not None and self._interpreter.is_ready and self._jobs.is_ready,
             notice=self._reconciler.notice,
             risk=self._risk,
@@ -235,6 +248,7 @@ class Agent:
         if self._reconciler.work:
             self._reconciler.work.kill()
         self._containers.stop()
+        self._gpus.stop()
         self._heartbeat.end()  # else a last one may come after it is rubbed out, and the node seems to be there
         with contextlib.suppress(GpuctlError):
             self._store.delete([layout.node(self._identity.node)])

@@ -36,6 +36,9 @@ from gpuctl.trainers.diagnostics.net_plugin import FABRICS, complaint, missing_i
 from gpuctl.trainers.launchers.descendants import catches, end_marked
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure, needs_fresh
 
+_ILL_S = 1.0
+"""Within that, what has ended a worker is known to the GPUs' driver; no longer than ``RoundPolicy.blame_s``."""
+
 
 class RoundRun:
     """This node's workers in one round. Built when a round names this node; ``exit`` is set once its workers are gone
@@ -55,8 +58,9 @@ class RoundRun:
         on_end: Callable[[], None],
         token: str = "",
         fabric: str = "",
+        ill: Callable[[float], str] = lambda _: "",
     ) -> None:
-        """``fabric``: what the machines are sold with (see ``Promised``)."""
+        """``fabric``: what the machines are sold with (see ``Promised``); ``ill``: see ``GpuHealth.settle``."""
         self.round = round_
         self.rank = rank
         self.context = context
@@ -67,6 +71,7 @@ class RoundRun:
         self._on_end = on_end
         self._token = token
         self._fabric = fabric if fabric in FABRICS and len(round_.members) > 1 else ""
+        self._ill = ill
         self._launched: Launched | None = None
         self._cgroup = ""
         self._lock = threading.Lock()
@@ -261,6 +266,7 @@ class RoundRun:
             status=status,
             last_step=progress.step if progress else None,
             ranks=ranks,
+            ill=self._ill(_ILL_S) if status == "failed" else "",
             at=self._clock.time(),
         )
         self._on_end()

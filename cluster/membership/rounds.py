@@ -1,7 +1,8 @@
 """What rank 0 decides for one job: a pure function from what it sees to the next entry of the job's ledger.
 
 It tells the two kinds of failure apart. *The world changed* (a member lost, noticed or joined): the next round, free of
-charge. *The script failed* (every member alive, a worker's exit code not zero): counted against ``max_restarts``.
+charge, and so with a member that is ill. *The script failed* (every member alive and well, a worker's exit code not
+zero): counted against ``max_restarts``.
 
 A stop that was announced goes through phase ``drain``: the round is still the valid one, so that its last checkpoint
 passes the fence; only when all members have reported does the next number begin.
@@ -113,11 +114,13 @@ def _decide_running(job: JobSpec, current: Round, seen: Observation) -> Round | 
         return _end(job, current, seen, JobOutcome(result="succeeded", exit_code=0))
     if seen.cancelled_now:
         return _cancel(job, current, seen)
-    if lost:
+    statuses = {e.status for e in seen.exits.values()}
+    sick = _ill(seen)
+    ill = "; ".join(f"{m.node} is ill: {sick[m.node]}" for m in current.members if m.node in sick)
+    if changed := f"{_names(lost)} lost" if lost else ill if "failed" in statuses else "":
         if seen.cancelled:
             return _cancel(job, current, seen)
-        return _form(job, current, seen, _usable_now(job, current, seen), f"{_names(lost)} lost")
-    statuses = {e.status for e in seen.exits.values()}
+        return _form(job, current, seen, _usable_now(job, current, seen), changed)
     if "failed" in statuses and "stopped" not in statuses:
         return _blame(job, current, seen)
     if stopped := [name for name, e in seen.exits.items() if e.status not in ("completed", "failed")]:
@@ -131,6 +134,8 @@ def _decide_running(job: JobSpec, current: Round, seen: Observation) -> Round | 
         return _drain(current, seen, reason, seen.policy.drain_s)
     if seen.exits:
         return None  # some have completed, so the others are about to: too late to interrupt them
+    if ill:
+        return _drain(current, seen, ill, seen.policy.drain_s)
     leaving = {m.node: notice for m in current.members if (notice := seen.alive[m.node].notice)}
     if leaving:
         lead = max(0.0, min(notice.lead_s for notice in leaving.values()) - seen.policy.margin_s)
@@ -246,8 +251,15 @@ def _end(job: JobSpec, current: Round | None, seen: Observation, outcome: JobOut
     return replace(base, phase="ended", epoch=seen.epoch, outcome=outcome, at=seen.now)
 
 
+def _ill(seen: Observation) -> dict[str, str]:
+    """What is wrong with the nodes that no round may use; an exit may tell it before a heartbeat does."""
+    told = {node: record.health for node, record in seen.alive.items() if record.health != "ok"}
+    return told | {node: exit_.ill for node, exit_ in seen.exits.items() if exit_.ill}
+
+
 def _candidates(seen: Observation) -> list[NodeRecord]:
-    usable = (r for r in seen.alive.values() if r.notice is None and r.health == "ok" and r.node not in seen.busy)
+    unfit = seen.busy | _ill(seen).keys()
+    usable = (r for r in seen.alive.values() if r.notice is None and r.node not in unfit)
     return sorted(usable, key=lambda r: r.node)
 
 

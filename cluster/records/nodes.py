@@ -51,6 +51,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is wrong there and recovers once its cause is gone, for people: such as a full disk."""
     notice: PreemptionNotice | None = None
     health: str = "ok"
+    """Or what is wrong with its GPUs, such as "GPU 3: it has fallen off the bus": no round uses it any more, until its
+    agent begins anew."""
     risk: str = ""
     """The cloud's lesser word: why this node may be taken sooner than others. For people; nothing decides by it."""
     stalled: bool = False

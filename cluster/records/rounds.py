@@ -95,4 +95,6 @@ class NodeExit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_s: float | None = None
     """With a notice: seconds of it that were left when the workers were gone and what they saved was safe."""
     ranks: tuple[RankExit, ...] = ()
+    ill: str = ""
+    """Of a node whose workers failed: what is wrong with its GPUs (see ``NodeRecord.health``)."""
     at: float = 0.0

@@ -42,7 +42,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     ready: bool
     health: str
-    """``ok``, what is wrong with it, or ``stalled``: a job is there, and does nothing."""
+    """``ok``, what is wrong with its GPUs, or ``stalled``: a job is there, and does nothing."""
     seen_at: float
     risk: str = ""
     """Why the cloud may take it sooner than others, as far as the cloud has said."""
@@ -109,7 +109,7 @@ def _node(beat: Heartbeat, leader: Heartbeat | None, spec: ClusterSpec, known: d
         slots=record.slots,
         devices=record.devices,
         ready=record.ready,
-        health="stalled" if record.stalled else record.health,
+        health="stalled" if record.stalled and record.health == "ok" else record.health,
         seen_at=beat.seen_at,
         risk=record.risk,
         notice=record.notice,

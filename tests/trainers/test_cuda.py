@@ -20,6 +20,7 @@ from gpuctl import Checkpointer
 from gpuctl.bootstrap.boot import gate
 from gpuctl.bootstrap.boot.idle import BUSY_GPU, GpuUse
 from gpuctl.bootstrap.gpus import found_devices
+from gpuctl.bootstrap.monitors.gpu_watch import GpuWatch
 from gpuctl.trainers.checkpoint.save.host_buffer import HostBuffer, layout_of
 from gpuctl.trainers.checkpoint.save.partition import partition_of
 from gpuctl.trainers.checkpoint.state.rng import rng_state
@@ -344,3 +345,16 @@ def test_what_a_warm_interpreter_imports_does_not_begin_cuda(device: str, monkey
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     ran = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=True)
     assert ran.stdout == "False True\n"
+
+
+@on_gpu
+def test_the_driver_tells_how_a_gpu_is() -> None:
+    """Events, memory errors, clocks: what the stand-in of ``tests/fakes/nvml.py`` cannot vouch for."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    watch = GpuWatch(pynvml, [0])
+    watch.look()
+    watch.wait()
+    reading = watch._read(0, watch._handles[0])
+    assert reading.celsius and not reading.lost and watch.ill == ""

@@ -86,7 +86,10 @@ def _nodes(state: ClusterState) -> list[str]:
     header = ("NODE", "STATE", "ADDRESS", "JOB", "RANK", "STEP", "LOSS", "STEPS/S", "SEEN")
     found = table(header, [_node(node) for node in state.nodes], give=[3])
     told = [
-        f"{node.node}: {words}" for node in state.nodes for words in (node.doing, node.trouble, _taken(node)) if words
+        f"{node.node}: {words}"
+        for node in state.nodes
+        for words in (_illness(node), node.doing, node.trouble, _taken(node))
+        if words
     ]
     return [*found, *(styled(line, "dim") for line in told)]
 
@@ -94,7 +97,7 @@ def _nodes(state: ClusterState) -> list[str]:
 def _node(node: NodeState) -> list[str]:
     return [
         node.node,
-        node.state if node.health == "ok" else node.health,
+        "ill" if _illness(node) else node.state if node.health == "ok" else node.health,
         node.address,
         node.job or "-",
         number(node.rank),
@@ -103,6 +106,10 @@ def _node(node: NodeState) -> list[str]:
         number(node.steps_per_s),
         ago(node.seen_at),
     ]
+
+
+def _illness(node: NodeState) -> str:
+    return "" if node.health in ("ok", "stalled") else node.health
 
 
 def _taken(node: NodeState) -> str:

@@ -28,7 +28,7 @@ PYTHON = "3.12"
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64")
 """Of Ubuntu 24.04, which the images of all three clouds are made of."""
 _NODE = {"python_version": PYTHON, "python_full_version": f"{PYTHON}.3", "extra": ""}
-_BUILT_FOR_CUDA = re.compile(r"cuda-|nvidia-|triton$")
+_BUILT_FOR_CUDA = re.compile(r"cuda-|nvidia-(?!ml-py$)|triton$")
 """What torch has pinned itself, and only where it is built for CUDA; not every index has all of it."""
 _AWAY = ("ConnectionError", "TimeoutError", "NameResolutionError", "ProxyError", "SSLError", "Temporary failure")
 

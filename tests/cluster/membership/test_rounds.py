@@ -237,6 +237,43 @@ def test_a_training_that_ends_while_it_is_drained_has_ended() -> None:
     assert decision is not None and decision.outcome is not None and decision.outcome.result == "succeeded"
 
 
+# -- a node that is ill -----------------------------------------------------------------------------------------------
+
+OFF_THE_BUS = "GPU 3: it has fallen off the bus"
+
+
+def test_a_member_that_is_ill_saves_and_the_next_round_does_without_it() -> None:
+    two = (node("n0"), node("n1", health=OFF_THE_BUS), node("n2"))
+    drain = decided(running("n0", "n1"), *two, job=replace(JOB, nodes_max=2))
+    assert drain is not None and (drain.phase, drain.drain_s) == ("drain", POLICY.drain_s)
+    assert drain.reason == f"n1 is ill: {OFF_THE_BUS}"
+    exits = (ended("n0", "drained"), ended("n1", "drained"))
+    following = decided(drain, *two, job=replace(JOB, nodes_max=2), exits=exits)
+    assert members(following) == ["n0", "n2"]
+
+
+@pytest.mark.parametrize("told_by", ["its exit", "its heartbeat"])
+def test_what_fails_with_an_ill_node_is_not_the_scripts_fault(told_by: str) -> None:
+    sick = replace(ended("n1", "failed", failed(1)), ill=OFF_THE_BUS if told_by == "its exit" else "")
+    health = "ok" if told_by == "its exit" else OFF_THE_BUS
+    nodes = (node("n0"), node("n1", health=health), node("n2"))
+    exits = (ended("n0", "failed", failed(0, message="NCCL error")), sick)
+    following = decided(running("n0", "n1"), *nodes, exits=exits, job=replace(JOB, nodes_max=2))
+    assert members(following) == ["n0", "n2"]
+    assert following is not None
+    assert (following.failures, following.reason) == (0, f"n1 is ill: {OFF_THE_BUS}")
+    over = decided(running("n0", "n1"), *nodes, exits=exits, cancelled=True)
+    assert over is not None and over.outcome is not None and over.outcome.result == "cancelled"
+
+
+def test_too_few_that_are_well_wait_and_say_why() -> None:
+    nodes = (node("n0"), node("n1", health=OFF_THE_BUS))
+    waits = decided(running("n0", "n1"), *nodes, exits=(ended("n1", "failed", failed(1)),))
+    assert waits is not None and waits.phase == "wait"
+    assert waits.reason == f"n1 is ill: {OFF_THE_BUS}; waiting for nodes: 1 more"
+    assert decided(waits, *nodes, waited_s=999) is None
+
+
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 

@@ -165,6 +165,16 @@ def test_jobs_lists_the_last_ones_with_the_newest_last(written_anywhere: Written
     assert lines[-1].endswith("digits.py 4")
 
 
+def test_a_node_that_is_ill_is_named_with_what_is_wrong(written: WrittenCluster) -> None:
+    written.beat("node-0", health="GPU 3: it has fallen off the bus (Xid 79)", stalled=True)
+    lines = written.run("status").stdout.splitlines()
+    (row,) = [line.split() for line in lines if line.startswith("node-0 ")]
+    assert row[1] == "ill"
+    assert "node-0: GPU 3: it has fallen off the bus (Xid 79)" in lines
+    (node,) = json.loads(written.run("status", "-o", "json").stdout)["nodes"]
+    assert node["health"] == "GPU 3: it has fallen off the bus (Xid 79)"
+
+
 def test_cancel_leaves_the_mark_and_says_what_is_over_already(written: WrittenCluster) -> None:
     first, second = written.submit().job, written.submit().job
     written.end(first, 1, JobOutcome(result="succeeded", exit_code=0))
