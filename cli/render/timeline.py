@@ -31,6 +31,8 @@ class RoundSpan:
     """The last optimizer step any node of the round finished."""
     last_at: float
     """Wall-clock second of the last record, at or before that step."""
+    steps_per_s: float | None
+    """From the first record to the last; ``None`` of a single one."""
 
 
 def round_spans(history: Sequence[Round], exits: Iterable[NodeExit], points: Sequence[Point]) -> list[RoundSpan]:
@@ -44,15 +46,16 @@ def round_spans(history: Sequence[Round], exits: Iterable[NodeExit], points: Seq
         mine = [point for point in points if point.round == number]
         if not mine:
             continue
-        last = max(mine, key=lambda point: point.step)
+        first, last = (end(mine, key=lambda point: point.step) for end in (min, max))
         found.append(
             RoundSpan(
                 number=number,
                 nodes=len(round_.members),
                 reason=round_.reason,
-                first=min(mine, key=lambda point: point.step),
+                first=first,
                 last_step=max(last.step, furthest.get(number, 0)),
                 last_at=last.at,
+                steps_per_s=(last.step - first.step) / (last.at - first.at) if last.at > first.at else None,
             )
         )
     return found

@@ -23,8 +23,8 @@ def verb(
     if as_json:
         out_json(found)
     elif found:
-        header = ("JOB", "STATE", "ROUND", "STEP", "LOSS", "CHECKPOINT", "SUBMITTED", "SCRIPT")
-        for line in table(header, [_row(job) for job in found], give=[7, 0]):
+        header = ("JOB", "STATE", "ROUND", "STEP", "LOSS", "STEPS/S", "CHECKPOINT", "SUBMITTED", "SCRIPT")
+        for line in table(header, [_row(job) for job in found], give=[8, 0]):
             out(line)
     else:
         say("no jobs yet; start one with: gpuctl train script.py")
@@ -37,6 +37,7 @@ def _row(job: JobState) -> list[str]:
         number(job.round),
         number(job.step),
         number(job.loss),
+        number(job.steps_per_s),
         f"step {job.checkpoint.step}" if job.checkpoint else "-",
         ago(job.submitted_at),
         " ".join((job.script, *job.args)),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gpuctl
-from gpuctl.cli.render.terminal import out, say
+from gpuctl.cli.render.terminal import number, out, say
 from gpuctl.cli.render.timeline import Point, RoundSpan, redone, round_spans
 from gpuctl.cluster import layout
 from gpuctl.cluster.agreement import ledgers
@@ -117,12 +117,12 @@ class DemoRuns:
 
     def print_timeline(self, run: DemoRun) -> None:
         began = run.lived[0].first.at
-        out(f"{'round':>5}  {'at':>7}  {'nodes':>5}  {'steps':>12}  {'redone':>6}  why")
-        for before, round_span in zip([None, *run.lived], run.lived, strict=False):
-            again = str(redone(before, round_span)) if before else "-"
-            span = f"{round_span.first.step}-{round_span.last_step}"
-            at = f"{round_span.first.at - began:.1f} s"
-            out(f"{round_span.number:>5}  {at:>7}  {round_span.nodes:>5}  {span:>12}  {again:>6}  {round_span.reason}")
+        out(f"{'round':>5}  {'at':>7}  {'nodes':>5}  {'steps':>12}  {'steps/s':>7}  {'redone':>6}  why")
+        for before, this in zip([None, *run.lived], run.lived, strict=False):
+            again = str(redone(before, this)) if before else "-"
+            span, rate = f"{this.first.step}-{this.last_step}", number(this.steps_per_s)
+            at = f"{this.first.at - began:.1f} s"
+            out(f"{this.number:>5}  {at:>7}  {this.nodes:>5}  {span:>12}  {rate:>7}  {again:>6}  {this.reason}")
 
     # -- one run ------------------------------------------------------------------------------------------------------
 

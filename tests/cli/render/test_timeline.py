@@ -39,6 +39,12 @@ def test_steps_made_twice_are_counted_and_the_later_ones_kept() -> None:
     assert [(p.step, p.round) for p in kept(points)] == [(8, 1), (9, 2), (10, 2)]
 
 
+def test_a_round_is_as_fast_as_from_its_first_record_to_its_last_with_or_without_a_loss() -> None:
+    points = [Point(1, 10, 100.0, None), Point(1, 30, 104.0, None), Point(2, 31, 110.0, 0.5)]
+    lived = round_spans([_round(1, "run", 2), _round(2, "run", 2)], [_exit(1, 33)], points)
+    assert [(s.last_step, s.steps_per_s) for s in lived] == [(33, 5.0), (31, None)]
+
+
 def test_a_round_without_a_step_is_left_out() -> None:
     history = [_round(1, "run", 2), _round(2, "wait", 0), _round(3, "run", 2)]
     assert [s.number for s in round_spans(history, [], [*_points(1, 1), *_points(3, 2)])] == [1, 3]

@@ -149,6 +149,13 @@ def test_once_all_is_over_the_newest_job_is_shown_with_its_end(written: WrittenC
     assert written.run("status").stdout.splitlines()[-1] == f"{second}: rank 0 on node-0 exited with code 3"
 
 
+def test_jobs_tells_how_far_each_is_and_how_fast(written: WrittenCluster) -> None:
+    job = running(written)
+    header, line = written.run("jobs").stdout.splitlines()
+    assert header.split()[:7] == ["JOB", "STATE", "ROUND", "STEP", "LOSS", "STEPS/S", "CHECKPOINT"]
+    assert line.split()[:8] == [job, "running", "2", "412", "0.25", "10", "step", "400"]
+
+
 def test_jobs_lists_the_last_ones_with_the_newest_last(written_anywhere: WrittenCluster) -> None:
     cluster = written_anywhere
     names = [cluster.submit(args=(str(i),)).job for i in range(5)]
