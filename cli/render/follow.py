@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ _LIST_EVERY = 30
 """Looks at the rounds between two that list them."""
 _BAR_EVERY_S = 30.0
 """Between two states of a progress bar where there is no terminal."""
+_BACK = "the job goes on when one is back"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95)
 
@@ -143,6 +144,7 @@ class Follower:
         since: the version of the job's rounds after which events are told.
         number: show only this round's lines; ``None``: those of all rounds.
         node: show only this node's lines; ``None``: those of all nodes.
+        why_silent: what is known of nodes that are not heard of, and what to do; empty: nothing.
     """
 
     def __init__(
@@ -154,8 +156,10 @@ class Follower:
         since: int = 0,
         number: int | None = None,
         node: str | None = None,
+        why_silent: Callable[[], str] = str,
     ) -> None:
         self._store = store
+        self._why_silent = why_silent
         self._spec = spec
         self._printer = printer
         self._number = number
@@ -252,9 +256,7 @@ class Follower:
                 self._tell(record.node, f"{record.node}: {record.trouble}")
             if time.time() - max((beat.seen_at for beat in beats), default=0.0) > _QUIET_S:
                 full = full_bucket(self._store)
-                why = (
-                    f": {full}; free some space, and the job goes on" if full else "; the job goes on when one is back"
-                )
+                why = f": {full}; free some space, and the job goes on" if full else f"; {self._why_silent() or _BACK}"
                 self._tell("quiet", f"no node has reported for a while{why}")
 
     def _tell_of_pulls(self) -> None:

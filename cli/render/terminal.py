@@ -29,6 +29,7 @@ _STATES = {
     "cancelled": "yellow",
     "silent": "red",
     "lost": "red",
+    "ended": "red",
     "failed": "red",
 }
 

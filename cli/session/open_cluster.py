@@ -23,6 +23,14 @@ class OpenCluster:
     cluster: KnownCluster
     store: Bucket
 
+    def why_ended(self) -> str:
+        """What has become of nodes on this machine that have ended, and what brings them back; empty if none has."""
+        if self.cluster.provider != "local":
+            return ""
+        from gpuctl.stacks.providers import local_nodes  # psutil is nothing for verbs that only read
+
+        return local_nodes.why_ended(self.cluster.name)
+
 
 def reach(name: str | None, bucket: str | None = None) -> OpenCluster:
     """The cluster that the flags ``--cluster`` and ``--bucket`` and the other settings name.

@@ -35,8 +35,8 @@ from gpuctl.cluster.views.job_status import (
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     state: str
-    """``live``, ``new`` (one old heartbeat), ``leaving`` (notice given), ``lost``, or ``silent`` (rank 0 is
-    quiet, and so is this one)."""
+    """``live``, ``new`` (one old heartbeat), ``leaving`` (notice given), ``lost``, ``silent`` (rank 0 is quiet, and so
+    is this one), or ``ended`` (it was a process of this machine, and is none any more)."""
     address: str
     slots: int
     devices: tuple[str, ...]
@@ -67,13 +67,13 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     nodes_min: int
     nodes_max: int
     rank0: str | None
-    """Node that holds the lease."""
+    """Node that holds the lease, unless that has ended."""
     epoch: int
     nodes: tuple[NodeState, ...]
     jobs: tuple[JobState, ...]
     """Those that are not over, and the newest."""
     trouble: str = ""
-    """What is wrong with the bucket, such as a full disk."""
+    """What is wrong with the bucket, such as a full disk, or with the nodes of this machine."""
 
 
 def read_cluster(store: Bucket, url: str) -> ClusterState:

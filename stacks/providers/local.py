@@ -122,8 +122,9 @@ class LocalProvider(UsesMachines, CanPreempt):
         """
         folder = root_of(cluster.name) / "nodes" / node
         if not is_up(folder):
-            running = ", ".join(f.name for f in node_dirs(cluster.name) if is_up(f)) or "none"
-            raise BadInput(f"cluster {cluster.name!r} has no running node {node!r}", f"running nodes: {running}")
+            running = ", ".join(f.name for f in node_dirs(cluster.name) if is_up(f))
+            hint = f"running nodes: {running}" if running else "none runs; `gpuctl up` starts what has ended"
+            raise BadInput(f"cluster {cluster.name!r} has no running node {node!r}", hint)
         local_preemption.start(cluster.name, node, notice_s, replace_after_s, self._dialog.say)
 
 

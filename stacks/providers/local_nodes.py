@@ -24,6 +24,7 @@ from gpuctl.cluster.records.codec import decode
 from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.stacks.providers import processes
+from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.paths import make_state_dir, state_dir
 
 _READY_S = 60.0
@@ -69,6 +70,26 @@ def is_up(folder: Path) -> bool:
 def may_restart(folder: Path) -> bool:
     """It died by itself (a crash, a reboot of this machine) and was not taken away."""
     return not is_up(folder) and not (folder / _TAKEN).exists()
+
+
+def ended_nodes(name: str) -> list[str]:
+    """Names of the nodes that have ended by themselves, which the next ``up`` starts again."""
+    return [folder.name for folder in node_dirs(name) if may_restart(folder)]
+
+
+def why_ended(name: str) -> str:
+    """What has become of a cluster's nodes, and what brings them back, for a person; empty if none has ended."""
+    there = [folder for folder in node_dirs(name) if is_up(folder) or may_restart(folder)]
+    ended = [folder for folder in there if not is_up(folder)]
+    if not ended:
+        return ""
+    have = "has" if len(ended) == 1 else "have"
+    restarted = " (this machine was restarted)" if any(map(processes.is_of_earlier_boot, ended)) else ""
+    again = "it" if len(ended) == 1 else "them"
+    return (
+        f"{len(ended)} of {node_count(len(there))} {have} ended{restarted};"
+        f" `{clusters.command('up', name)}` starts {again} again"
+    )
 
 
 def new_node_dir(name: str, reserved: list[Path]) -> Path:

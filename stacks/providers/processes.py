@@ -86,13 +86,27 @@ def start(folder: Path, module: str, args: Sequence[str], env: Mapping[str, str]
 
 def noted_process(folder: Path) -> psutil.Process | None:
     """The process that ``start`` noted in ``folder``, if that very one still lives."""
+    if (noted := _noted(folder)) is None:
+        return None
     try:
-        noted = msgspec.json.decode((folder / _FILE).read_bytes(), type=ProcessRecord)
         process = psutil.Process(noted.pid)
         same = ProcessRecord.of(noted.pid) == noted
-    except (OSError, msgspec.MsgspecError, psutil.Error):
+    except (OSError, psutil.Error):
         return None
     return process if same and lives(process) else None
+
+
+def is_of_earlier_boot(folder: Path) -> bool:
+    """Whether this machine was restarted since ``start`` noted a process in ``folder``, as far as can be known."""
+    noted = _noted(folder)
+    return noted is not None and noted.boot != boot_id()
+
+
+def _noted(folder: Path) -> ProcessRecord | None:
+    try:
+        return msgspec.json.decode((folder / _FILE).read_bytes(), type=ProcessRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def lives(process: psutil.Process) -> bool:

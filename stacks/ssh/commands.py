@@ -139,8 +139,9 @@ class LocalShell:
     def place(self, host: Host) -> tuple[Path, dict[str, str]]:
         """Raises ``GpuctlError`` if the node does not run on this machine."""
         if host.node not in self._places:
-            running = ", ".join(self._places) or "none"
-            raise GpuctlError(f"{host.node} does not run on this machine", f"running here: {running}")
+            running = ", ".join(self._places)
+            hint = f"running here: {running}" if running else "none runs here; `gpuctl up` starts what has ended"
+            raise GpuctlError(f"{host.node} does not run on this machine", hint)
         folder, env = self._places[host.node]
         return folder, {**os.environ, **env}
 

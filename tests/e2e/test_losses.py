@@ -117,6 +117,31 @@ def test_all_nodes_killed_at_once_and_brought_back_go_on_from_the_last_checkpoin
 
 
 @pytest.mark.slow
+def test_after_a_restart_of_the_machine_status_names_what_is_gone_and_up_goes_on_with_it(cluster: Cluster) -> None:
+    cluster.lease_s = 3.0
+    cluster.up("2")
+    gate = Gate(cluster, 60)
+    script = cluster.write("count.py", COUNTING)
+    job = cluster.train(script, "--", "--steps", "80", "--every", "10", *gate.args)
+    waiting = cluster.train(script, "--", "--steps", "20")
+    cluster.wait(lambda: cluster.checkpoints(job).entries, "a checkpoint")
+    processes.kill_all(cluster.state / "local", PATIENCE_S)
+    for node in ("node-0", "node-1"):
+        note = cluster.node_dir(node) / "process.json"
+        note.write_text(note.read_text().replace(processes.boot_id(), "an-earlier-boot"))
+    kept = cluster.checkpoints(job).entries[-1].step
+    said = (
+        f"2 of 2 nodes have ended (this machine was restarted); `gpuctl up` starts them again, and {job} goes on from"
+    )
+    cluster.wait(lambda: f"{said} step {kept}" in cluster.run("status").stdout, "status to tell of it")
+    gate.open()
+    cluster.up("2")
+    _succeeded(cluster, job)
+    _succeeded(cluster, waiting)
+    assert " ended" not in cluster.run("status").stdout
+
+
+@pytest.mark.slow
 def test_workers_do_not_outlive_their_agent(cluster: Cluster) -> None:
     cluster.up("1:2")
     gate = Gate(cluster, 40)

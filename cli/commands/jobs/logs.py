@@ -46,7 +46,8 @@ def verb(
         return
     printer = Printer(as_json=wants_json(output), live=follow, rank=parse_flag("--rank", rank, whole_number(0)))
     only = parse_flag("--round", number, whole_number(0))
-    store = reach(cluster, bucket).store
+    access = reach(cluster, bucket)
+    store = access.store
     spec = queue.find(store, job)
     if not follow or queue.outcome(store, spec.job):
         _refuse_unknown(store, spec.job, {"--round": only, "--node": node, "--rank": printer.rank})
@@ -54,7 +55,8 @@ def verb(
         _show_all(store, spec.job, printer, only, node)
         return
     now = ledgers.rounds(store, spec.job).read().number
-    follower = Follower(store, spec, printer, since=max(0, now - 1), number=only, node=node)
+    why = access.why_ended
+    follower = Follower(store, spec, printer, since=max(0, now - 1), number=only, node=node, why_silent=why)
     tell_end(spec, follower.to_the_end())
 
 

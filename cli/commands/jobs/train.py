@@ -14,14 +14,13 @@ import typer
 from gpuctl.cli.render.follow import Follower, Printer, tell_end
 from gpuctl.cli.render.terminal import count, out, say
 from gpuctl.cli.session.code_upload import send_folder
-from gpuctl.cli.session.open_cluster import USED, reach_with
+from gpuctl.cli.session.open_cluster import USED, OpenCluster, reach_with
 from gpuctl.cli.settings.options import Cluster, parse_flag, text_option
 from gpuctl.cli.settings.resolve import Settings, load, parse_nodes
 from gpuctl.cli.signals import Interrupted
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs import private_files, queue
 from gpuctl.cluster.records.jobs import JobSpec
-from gpuctl.cluster.storage.bucket import Bucket
 
 _RESERVED = frozenset(
     [
@@ -126,12 +125,14 @@ def verb(
         submitted_by=_who(),
     )
     job = queue.submit(access.store, spec, request)
+    if why := access.why_ended():
+        say(f"warning: {why}")
     option = "" if spec.name == "default" else f" --cluster {spec.name}"
     if detach:
         out(job.job)
         say(f"watch it with: gpuctl logs -f {job.job}{option}")
         return
-    _attend(access.store, job, option)
+    _attend(access, job, option)
 
 
 def _warn_of_many(provider: str, workers: int) -> None:
@@ -184,10 +185,10 @@ def refuse_home(folder: Path) -> None:
         )
 
 
-def _attend(store: Bucket, job: JobSpec, option: str) -> None:
+def _attend(access: OpenCluster, job: JobSpec, option: str) -> None:
     try:
         say(f"job {job.job} is queued (Ctrl-C detaches; the job goes on)")
-        outcome = Follower(store, job, Printer(live=True)).to_the_end()
+        outcome = Follower(access.store, job, Printer(live=True), why_silent=access.why_ended).to_the_end()
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"detached; {job.job} goes on\n"

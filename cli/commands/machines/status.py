@@ -8,6 +8,7 @@ import time
 from typing import Annotated, NoReturn
 
 import typer
+from msgspec.structs import replace
 
 from gpuctl.cli.render.terminal import ago, number, out_json, size, styled, table
 from gpuctl.cli.session.open_cluster import OpenCluster, reach
@@ -17,6 +18,7 @@ from gpuctl.cluster.views.job_status import CheckpointState, JobState
 from gpuctl.cluster.views.status import ClusterState, NodeState, read_cluster
 
 _WATCH_S = 1.0
+_UNHEARD = ("silent", "lost")
 
 
 def verb(
@@ -59,7 +61,26 @@ def lines(state: ClusterState) -> list[str]:
 
 
 def _read(access: OpenCluster) -> ClusterState:
-    return read_cluster(access.store, shown(access.cluster.bucket))
+    state = read_cluster(access.store, shown(access.cluster.bucket))
+    if any(node.state in _UNHEARD for node in state.nodes) and (why := access.why_ended()):
+        return _with_ended(state, access.cluster.name, why)
+    return state
+
+
+def _with_ended(state: ClusterState, name: str, why: str) -> ClusterState:
+    """``state`` with what only this machine knows: its nodes that have ended, and ``why``."""
+    from gpuctl.stacks.providers.local_nodes import ended_nodes
+
+    ended = ended_nodes(name)
+    for job in state.jobs:
+        if job.ended_at is None and job.round:
+            why += f", and {job.job} goes on" + (f" from step {job.checkpoint.step}" if job.checkpoint else "")
+    return replace(
+        state,
+        nodes=tuple(replace(node, state="ended") if node.node in ended else node for node in state.nodes),
+        rank0=None if state.rank0 in ended else state.rank0,
+        trouble="; ".join(filter(None, (state.trouble, why))),
+    )
 
 
 def _watch(access: OpenCluster) -> NoReturn:
@@ -77,7 +98,7 @@ def _watch(access: OpenCluster) -> NoReturn:
 def _head(state: ClusterState) -> list[str]:
     live = sum(node.state in ("live", "leaving") for node in state.nodes)
     most = f"{state.nodes_max}" if state.nodes_min == state.nodes_max else f"{state.nodes_min} to {state.nodes_max}"
-    rank0 = f"rank 0 is {state.rank0} (epoch {state.epoch})" if state.rank0 else "no rank 0 elected yet"
+    rank0 = f"rank 0 is {state.rank0} (epoch {state.epoch})" if state.rank0 else "no rank 0"
     name = styled(state.cluster, "bold")
     return [f"{name}  {state.provider}, {live} of {most} nodes live, {rank0}", styled(state.bucket, "dim")]
 

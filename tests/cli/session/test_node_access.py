@@ -524,7 +524,7 @@ def test_a_forward_whose_connection_breaks_ends_and_says_so(lab: Lab, page_port:
 def test_on_local_nodes_a_port_is_here_already(written: WrittenCluster) -> None:
     written.lead("node-0")
     done = written.run("forward", "8000", code=1)
-    assert "node-0 does not run on this machine; running here: none" in done.stderr
+    assert "node-0 does not run on this machine; none runs here; `gpuctl up` starts what has ended" in done.stderr
 
 
 # -- what the tests need -----------------------------------------------------------------------------------------------

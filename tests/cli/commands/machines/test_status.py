@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpuctl.cli.render.terminal import size
@@ -20,6 +21,7 @@ from gpuctl.cluster.records.checkpoints import CheckpointEntry
 from gpuctl.cluster.records.jobs import CancelRequest
 from gpuctl.cluster.records.nodes import PreemptionNotice
 from gpuctl.cluster.records.rounds import JobOutcome
+from gpuctl.stacks.providers.processes import ProcessRecord
 from tests.fakes.written_cluster import WrittenCluster, progress
 
 
@@ -108,6 +110,60 @@ def test_where_rank_0_is_quiet_the_heartbeats_ages_count(written: WrittenCluster
         os.utime(folder / layout.node(node), (old, old))
     nodes = {node["node"]: node["state"] for node in state_of(written)["nodes"]}
     assert nodes == {"node-0": "silent", "node-1": "live", "node-2": "leaving"}
+
+
+def _restarted(cluster: WrittenCluster, *nodes: str) -> None:
+    """These nodes were processes of this machine, before it was restarted a minute ago."""
+    old = time.time() - 60
+    for node in nodes:
+        folder = cluster.home / "state" / "local" / "default" / "nodes" / node
+        folder.mkdir(parents=True)
+        noted = ProcessRecord(pid=os.getpid(), boot="another", start=0.0)
+        (folder / "process.json").write_bytes(msgspec.json.encode(noted))
+        os.utime(Path(cluster.url.removeprefix("file://")) / layout.node(node), (old, old))
+
+
+def test_after_a_restart_of_this_machine_it_is_told_what_is_gone_and_what_brings_it_back(
+    written: WrittenCluster,
+) -> None:
+    job, waiting = written.submit().job, written.submit().job
+    written.round(job, 1, ("node-0", "node-1"))
+    written.checkpoint(job, 50, {"index.json": b"x"})
+    written.lead("node-0", view={"node-0": "live", "node-1": "live"}, rounds={job: 1}, line=1)
+    written.beat("node-1")
+    _restarted(written, "node-0", "node-1")
+    again = "2 of 2 nodes have ended (this machine was restarted); `gpuctl up` starts them again"
+    lines = written.run("status").stdout.splitlines()
+    assert lines[0].endswith("0 of 2 to 3 nodes live, no rank 0")
+    assert lines[2] == f"{again}, and {job} goes on from step 50"
+    state = state_of(written)
+    assert (state["trouble"], state["rank0"]) == (lines[2], None)
+    assert {node["node"]: node["state"] for node in state["nodes"]} == {"node-0": "ended", "node-1": "ended"}
+    (written.work / "digits.py").touch()
+    assert f"warning: {again}\n" in written.run("train", "-d", "digits.py").stderr
+    for verb in (["preempt", "node-0"], ["exec", "node-0", "--", "true"]):
+        process = written.start(*verb)
+        assert "; none runs" in process.communicate(timeout=60)[1]
+    assert waiting in written.run("jobs").stdout
+
+
+@pytest.mark.slow
+def test_who_follows_a_job_is_told_that_this_machine_was_restarted(written: WrittenCluster) -> None:
+    job = written.submit().job
+    written.round(job, 1, ("node-0",))
+    written.lead("node-0", view={"node-0": "live"})
+    _restarted(written, "node-0")
+    following = written.start("logs", "-f", job)
+    try:
+        assert following.stderr
+        said = next(line for line in following.stderr if "has reported" in line)
+    finally:
+        following.kill()
+        following.communicate()
+    assert said == (
+        "· no node has reported for a while; 1 of 1 node has ended (this machine was restarted);"
+        " `gpuctl up` starts it again\n"
+    )
 
 
 def test_a_node_lives_from_its_first_heartbeat_on_if_that_was_just_now(written: WrittenCluster) -> None:
