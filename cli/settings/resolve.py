@@ -182,6 +182,8 @@ def _backend(text: str) -> str:
 def _bucket(text: str) -> str:
     """``S3://`` is ``s3://`` from here on."""
     scheme = parts_of(text).scheme
+    if scheme == "memory":
+        raise ValueError("is another bucket in each process; use a folder, such as file:///mnt/shared")
     return scheme + text[len(scheme) :]
 
 

@@ -18,10 +18,14 @@ LINES = """
 **/.config/gcloud/
 **/.config/gh/
 **/.docker/config.json
+**/.cache/huggingface/token
+**/.config/huggingface/token
+**/.huggingface/token
 .netrc
 _netrc
 .pgpass
 .pypirc
+.npmrc
 .git-credentials
 .boto
 .s3cfg

@@ -162,6 +162,10 @@ def test_no_verb_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
             "'gs://Mine' has a name that no bucket can have; a Google Cloud bucket",
         ),
         (["jobs", "--last", "0"], "--last 0 is too few; use 1 or more"),
+        (
+            ["up", "--bucket", "memory://"],
+            "--bucket memory:// is another bucket in each process; use a folder, such as",
+        ),
         (["completion", "tcsh"], "no completion for 'tcsh'; use one of: bash, zsh, fish"),
     ],
 )

@@ -50,7 +50,6 @@ def test_a_demo_that_is_ended_leaves_nothing_and_touches_no_cluster_of_the_user(
     assert "1 of 1 nodes live" in cluster.run("status", "--cluster", "demo").stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("picture", "said"),
     [

@@ -7,6 +7,8 @@ from typing import Annotated
 from gpuctl.cli.render.terminal import ago, number, out, out_json, say, table
 from gpuctl.cli.session.open_cluster import reach
 from gpuctl.cli.settings.options import Bucket, Cluster, Output, parse_flag, text_option, wants_json, whole_number
+from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.views.holders import read_past
 from gpuctl.cluster.views.job_status import JobState, read_jobs
 
 
@@ -19,7 +21,10 @@ def verb(
     """List the jobs, the newest last."""
     as_json = wants_json(output)
     most = parse_flag("--last", last, whole_number(1)) or 1
-    found = read_jobs(reach(cluster, bucket).store, most)
+    store = reach(cluster, bucket).store
+    found = read_jobs(store, most)
+    if not found and read_past(store) is None:
+        queue.cluster_spec(store)  # where there is no cluster either, no job will be
     if as_json:
         out_json(found)
     elif found:

@@ -68,13 +68,15 @@ def verb(
 
 
 def _refuse_local(cluster: str | None, bucket: str | None) -> None:
-    """Raises ``BadInput`` if the nodes have no sshd that an entry in the configuration could lead to."""
+    """Raises ``BadInput`` if the nodes have no sshd that an entry in the configuration could lead to, or a cluster that
+    is named is not known."""
     if bucket is not None:
         spec = queue.cluster_spec(reach(cluster, bucket).store)
         name, provider = spec.name, spec.provider
     else:
-        name = load({"cluster": cluster}, only=("cluster",)).cluster
-        there = clusters.get(name)
+        settings = load({"cluster": cluster}, only=("cluster",))
+        name, is_named = settings.cluster, settings.found["cluster"].source != "default"
+        there = clusters.find(name) if is_named else clusters.get(name)
         provider = there.provider if there else ""
     if provider == "local":
         raise BadInput(f"the nodes of {name} run on this machine, without an sshd", "use `gpuctl exec`")

@@ -332,6 +332,8 @@ def test_no_configuration_is_changed_for_nodes_without_an_sshd(written: WrittenC
     for named in ((), ("--bucket", written.store.url)):
         said = written.run("ssh", "--install-config", *named, code=2).stderr
         assert said == "error: the nodes of default run on this machine, without an sshd; use `gpuctl exec`\n"
+    said = written.run("ssh", "--install-config", "-c", "elsewhere", code=2).stderr
+    assert said.startswith("error: ") and "'elsewhere'" in said and len(said.splitlines()) == 1
     assert not (written.home / ".ssh").exists()
 
 

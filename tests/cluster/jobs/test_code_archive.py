@@ -111,6 +111,10 @@ def test_a_file_above_that_is_of_no_repository_counts_for_nothing(tmp_path: Path
 
 def test_keys_and_passwords_are_left_out_and_named(tmp_path: Path) -> None:
     secrets = [".env", ".env.prod", "key.pem", "a/id_ed25519", "a/.netrc", "credentials.json", ".git-credentials"]
+    secrets += [
+        ".npmrc",
+        *(f"a/{folder}/token" for folder in (".cache/huggingface", ".config/huggingface", ".huggingface")),
+    ]
     folders = [".ssh/config", ".aws/credentials", ".kube/config", ".azure/tokens", "home/.config/gcloud/x.db"]
     plain = [".env.example", "id_map.py", "a/id_ed25519.pub", "environment.yml", "credentials.py", ".config/x"]
     for name in (*secrets, *folders, *plain):

@@ -94,11 +94,14 @@ for step in range(1, 26):
     clock.now += 0.25
     if sys.argv[2] == "logs" and step % 10 == 0:
         log_metrics(step, loss=1 / step)
-    checkpointer.step(step, {"count": step})
+    if sys.argv[2] == "saves":
+        checkpointer.save(step, {"count": step})
+    else:
+        checkpointer.step(step, {"count": step})
 """
 
 
-@pytest.mark.parametrize("logs", ["silent", "logs"])
+@pytest.mark.parametrize("logs", ["silent", "logs", "saves"])
 def test_a_loop_with_a_checkpointer_tells_of_its_steps_whether_it_logs_or_not(
     context: WorkerContext, tmp_path: Path, logs: str
 ) -> None:

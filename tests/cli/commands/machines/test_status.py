@@ -100,6 +100,12 @@ def test_no_node_and_no_job_are_told_as_such(written: WrittenCluster) -> None:
     assert (done.stdout, done.stderr) == ("", "no jobs yet; start one with: gpuctl train script.py\n")
 
 
+def test_a_folder_without_a_cluster_is_no_cluster_without_jobs(written: WrittenCluster, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = written.run("jobs", "--bucket", (tmp_path / "empty").as_uri(), code=2)
+    assert done.stderr == "error: there is no cluster in this bucket; create one with `gpuctl up`\n"
+
+
 def test_where_rank_0_is_quiet_the_heartbeats_ages_count(written: WrittenCluster) -> None:
     written.lead("node-0", view={"node-0": "live", "node-1": "live", "node-2": "live"})
     written.beat("node-1")
