@@ -10,7 +10,7 @@ from collections.abc import Callable
 from gpuctl.cluster.errors import GpuctlError
 
 _COMMAND = re.compile(r"\bgpuctl (?P<verb>[a-z]+)(?P<below> [a-z]+(?![\w-]))?(?P<rest>[^`;,()]*)")
-_NAMED = re.compile(r"(?:^|\s)(?:-c|--cluster)\b")
+_NAMED = re.compile(r"(?:^|\s)(?:-c|--cluster|--by-tag)\b")
 
 
 def name_cluster(error: GpuctlError, cluster: str, verb_of: Callable[[str, str], str]) -> None:

@@ -20,6 +20,7 @@ from gpuctl.cluster.errors import GpuctlError
         ("see `gpuctl logs --boot node-0`", "see `gpuctl logs --cluster big --boot node-0`"),
         ("take a step of `gpuctl ckpt ls JOB`", "take a step of `gpuctl ckpt ls --cluster big JOB`"),
         ("`gpuctl down --cluster other` and `gpuctl up -c x`", "`gpuctl down --cluster other` and `gpuctl up -c x`"),
+        ("gpuctl down --by-tag big --provider aws", "gpuctl down --by-tag big --provider aws"),
         ("see `gpuctl --help`, or `gpuctl offers`", "see `gpuctl --help`, or `gpuctl offers`"),
         ("gpuctl is not there", "gpuctl is not there"),
     ],

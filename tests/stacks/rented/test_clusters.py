@@ -100,7 +100,8 @@ def test_machines_that_cannot_boot_are_named_with_their_reason(account: Account)
     done = account.up(code=1)
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
-        r"error: i-\w+ could not boot: driver: nvidia-smi finds no GPU; see gpuctl logs --boot i-\w+ "
+        r"error: i-\w+ could not boot: driver: nvidia-smi finds no GPU; "
+        rf"see gpuctl logs --cluster {account.cluster} --boot i-\w+ "
         r"\(remaining: 2 instances, 1 VPC, 1 VPC endpoint and \d+ more, \$2\.01/h; "
         rf"`gpuctl down --cluster {account.cluster}` removes it\)",
         last,
