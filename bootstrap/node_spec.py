@@ -14,6 +14,10 @@ Fabric = Literal["", "efa", "infiniband", "gvnic"]
 Host = Literal["aws", "gcp", "azure", "ssh"]
 """Who answers for the machine: whose metadata it asks, whose shrink call it makes. ``ssh``: it was there before."""
 
+AGENT_STOP_S = 140.0
+"""What a shutdown gives the agent where no cloud ends the machine earlier: the ``TimeoutStopSec`` of its service, less
+a few seconds for leaving."""
+
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The hardware that the instance type should have, for the health gate; a machine with less is never ready."""
@@ -57,6 +61,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Without work, logins and load, after which the machine removes itself; 0: never."""
     notice_s: float = 30.0
     """Between the cloud's notice and the end, where a notice does not say so itself (Google's)."""
+    shutdown_s: float = 30.0
+    """Between the beginning of a shutdown and the end of the machine; see ``Cloud.shutdown_s``."""
     unhealthy_minutes: float = 10.0
     """Between a boot that failed and the machine's removing itself: time to log in and look."""
     env: dict[str, str] = {}

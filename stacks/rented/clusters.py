@@ -21,7 +21,6 @@ from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.stacks.catalog.instance_types import catalog
 from gpuctl.stacks.clouds import regions
 from gpuctl.stacks.clouds.eventual import is_eventual
-from gpuctl.stacks.clouds.gcp import NOTICE_S
 from gpuctl.stacks.clouds.interface import Cloud, cloud
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.providers import node_package, ownership
@@ -273,7 +272,7 @@ def _forget(request: StackRequest) -> None:
 
 def with_user_data(request: StackRequest, gpuctl: Package, terms: NodeOptions) -> StackRequest:
     """``request`` with what its machines are told when they boot."""
-    machine = catalog().type(request.type, request.provider)
+    machine, there = catalog().type(request.type, request.provider), cloud(request.provider)
     spec = NodeSpec(
         cluster=request.cluster,
         provider=request.provider,
@@ -288,8 +287,9 @@ def with_user_data(request: StackRequest, gpuctl: Package, terms: NodeOptions) -
         region=request.region,
         type=machine.name,
         idle_minutes=terms.idle_minutes,
-        notice_s=NOTICE_S if request.provider == "gcp" else 30.0,
-        env=dict(cloud(request.provider).node_env(request)),
+        notice_s=there.notice_s,
+        shutdown_s=there.shutdown_s(request),
+        env=dict(there.node_env(request)),
     )
     return msgspec.structs.replace(request, user_data=render.render(spec))
 

@@ -22,7 +22,7 @@ from gpuctl.bootstrap.agent.host_files import HostFiles
 from gpuctl.bootstrap.boot import FROM_WHEEL
 from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.bootstrap.launch.job_cgroup import SERVICE
-from gpuctl.bootstrap.node_spec import NodeSpec, Package, Promise
+from gpuctl.bootstrap.node_spec import AGENT_STOP_S, NodeSpec, Package, Promise
 from gpuctl.bootstrap.user_data.render import MOST_BYTES, PACKAGE, files, render
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.catalog.instance_types import CLOUDS, CloudName, MachineType, catalog
@@ -142,6 +142,11 @@ def test_what_a_draining_agent_needs_stops_after_it() -> None:
     needed = {"network.target", "docker.service", "nvidia-fabricmanager.service", "sku-customizations.service"}
     needed |= {"blk-availability.service", "opt-dlami-nvme.mount", "var-lib-containers.mount"}
     assert needed <= {*after.removeprefix("After=").split()}
+
+
+def test_systemd_waits_longer_for_the_agent_than_it_takes_for_its_notice() -> None:
+    (waits,) = re.findall(r"\nTimeoutStopSec=(\d+)\n", told()["/etc/systemd/system/gpuctl-agent.service"]["content"])
+    assert AGENT_STOP_S < int(waits)
 
 
 def test_the_agent_may_divide_its_cgroup() -> None:
