@@ -59,6 +59,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Empty: that of the interface which leads out. Of ``ssh``, where none does: the one that ``up`` came to."""
     idle_minutes: float = 15.0
     """Without work, logins and load, after which the machine removes itself; 0: never."""
+    hold_ill_minutes: float = 0.0
+    """For which a machine that is ill stays for a look, from the last login on, before it is replaced."""
     notice_s: float = 30.0
     """Between the cloud's notice and the end, where a notice does not say so itself (Google's)."""
     shutdown_s: float = 30.0

@@ -1,8 +1,7 @@
 """Clusters of rented machines: made, changed, repaired and taken away, on whichever cloud.
 
 ``automation`` changes what Pulumi declares; what is not Pulumi's is here: whose the cluster is, gpuctl in the bucket
-before the first machine, the number of machines, and the next zone where one gives none. ``teardown`` takes all of it
-away.
+before the first machine, the number of machines, and the next zone where one gives none. ``teardown`` takes all away.
 """
 
 from __future__ import annotations
@@ -287,6 +286,7 @@ def with_user_data(request: StackRequest, gpuctl: Package, terms: NodeOptions) -
         region=request.region,
         type=machine.name,
         idle_minutes=terms.idle_minutes,
+        hold_ill_minutes=terms.hold_ill_minutes,
         notice_s=there.notice_s,
         shutdown_s=there.shutdown_s(request),
         env=dict(there.node_env(request)),

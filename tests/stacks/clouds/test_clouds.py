@@ -68,10 +68,11 @@ def test_all_five_tags_are_told(provider: CloudName) -> None:
 def test_machines_are_told_how_long_their_cloud_waits_for_a_shutdown(
     provider: CloudName, spot: bool, seconds: float
 ) -> None:
-    gpuctl = Package(wheel="w", sha256="0", constraints="c", constraints_sha256="0")
-    told = yaml.safe_load(with_user_data(asked(provider, spot=spot), gpuctl, NodeOptions()).user_data)
-    (settings,) = [file["content"] for file in told["write_files"] if file["path"] == "/etc/gpuctl/node.json"]
-    assert json.loads(settings)["shutdown_s"] == seconds
+    assert _settings(asked(provider, spot=spot), NodeOptions())["shutdown_s"] == seconds
+
+
+def test_machines_are_told_how_long_to_stay_when_they_are_ill() -> None:
+    assert _settings(asked("aws"), NodeOptions(hold_ill_minutes=60))["hold_ill_minutes"] == 60
 
 
 @pytest.mark.parametrize("provider", CLOUDS)
@@ -182,3 +183,12 @@ def _shape(provider: str, module: str) -> tuple[str, list[str]]:
     component = getattr(made_by, module.capitalize())
     assert issubclass(component, pulumi.ComponentResource)
     return component.__name__, list(inspect.signature(component.__init__).parameters)
+
+
+def _settings(request: StackRequest, terms: NodeOptions) -> dict[str, Any]:
+    """What its machines find in ``/etc/gpuctl/node.json``."""
+    gpuctl = Package(wheel="w", sha256="0", constraints="c", constraints_sha256="0")
+    told = yaml.safe_load(with_user_data(request, gpuctl, terms).user_data)
+    (text,) = [file["content"] for file in told["write_files"] if file["path"] == "/etc/gpuctl/node.json"]
+    found: dict[str, Any] = json.loads(text)
+    return found
