@@ -75,13 +75,16 @@ _SAVES = """
     import signal, sys, time
     from pathlib import Path
 
+    here = Path(sys.argv[1])
+
     def save(*_):
-        time.sleep(1)
-        (Path(sys.argv[1]) / "over").touch()
+        (here / "saves").touch()
+        while not (here / "go").exists():
+            time.sleep(0.02)
         sys.exit()
 
     signal.signal(signal.SIGTERM, save)
-    (Path(sys.argv[1]) / "begun").touch()
+    (here / "begun").touch()
     time.sleep(1e6)
 """
 
@@ -175,10 +178,14 @@ def test_a_machine_whose_gpu_is_ill_may_be_replaced_once_its_job_has_saved(
     ill = root / "run/gpuctl/ill"
     with _agent(here, tmp_path / "agent.log"):
         until(lambda: (tmp_path / "begun").exists(), "the job to begin")
-        assert not ill.exists()
         driver.say("xid 0 79")
+        until((tmp_path / "saves").exists, "the job to save")
+        for _ in range(8):  # of the agent's turns
+            beat = store.get(layout.node("n"))
+            until(lambda beat=beat: store.get(layout.node("n")) != beat, "a heartbeat")  # type: ignore[misc]
+        assert not ill.exists(), "its job has not saved yet"
+        (tmp_path / "go").touch()
         until(ill.exists, "the word that it may be replaced")
-        assert (tmp_path / "over").exists(), "its job has not saved yet"
         assert ill.read_text() == "GPU 0: it has fallen off the bus (Xid 79)"
 
 
