@@ -22,7 +22,7 @@ class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     env: dict[str, str] = {}
     """Variables for the workers of every job on this node (network interface, threads)."""
     notice_s: float = 30.0
-    """Seconds between SIGTERM and the end."""
+    """Seconds between SIGTERM and the end: of a rented machine, those that its cloud gives a shutdown."""
     promised_s: float = 30.0
     """Seconds between the cloud's own notice and the end, where that names no time (Google's)."""
     provider: str = ""

@@ -14,6 +14,10 @@ Fabric = Literal["", "efa", "infiniband", "gvnic"]
 Host = Literal["aws", "gcp", "azure", "ssh"]
 """Who answers for the machine: whose metadata it asks, whose shrink call it makes. ``ssh``: it was there before."""
 
+AGENT_STOP_S = 140.0
+"""What a shutdown gives the agent where no cloud ends the machine earlier: the ``TimeoutStopSec`` of its service, less
+a few seconds for leaving."""
+
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The hardware that the instance type should have, for the health gate; a machine with less is never ready."""
@@ -55,8 +59,12 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Empty: that of the interface which leads out. Of ``ssh``, where none does: the one that ``up`` came to."""
     idle_minutes: float = 15.0
     """Without work, logins and load, after which the machine removes itself; 0: never."""
+    hold_ill_minutes: float = 0.0
+    """For which a machine that is ill stays for a look, from the last login on, before it is replaced."""
     notice_s: float = 30.0
     """Between the cloud's notice and the end, where a notice does not say so itself (Google's)."""
+    shutdown_s: float = 30.0
+    """Between the beginning of a shutdown and the end of the machine; see ``Cloud.shutdown_s``."""
     unhealthy_minutes: float = 10.0
     """Between a boot that failed and the machine's removing itself: time to log in and look."""
     env: dict[str, str] = {}

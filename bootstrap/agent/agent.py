@@ -56,6 +56,8 @@ from gpuctl.cluster.views import usage
 from gpuctl.cluster.worker_context import WorkerContext
 from gpuctl.trainers.launchers.descendants import end_marked
 
+ILL_S = 120.0
+"""After so long a node that is ill waits no more for the end of its work: it may hang in the driver."""
 SIGTERM = "SIGTERM"
 """Source of a notice that nobody but the system, or a person, gave: the machine itself may stay."""
 
@@ -81,7 +83,7 @@ class Agent:
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
         }
         self._gpus = GpuHealth(self._base_env, self._devices, self._wake.set, say)
-        self._told_ill = False
+        self._ill_since: float | None = None
         self._interpreter: Interpreter | None = None
         self._heard = False
         self._risk = ""
@@ -150,16 +152,23 @@ class Agent:
         self._host_files.show(works=works, waits=bool(self._mingle.jobs))
         if self._reconciler.notice is not None and not self._heard:
             self._hear(self._reconciler.notice)
-        if self._gpus.ill and not self._told_ill:
-            self._told_ill = True
+        if self._gpus.ill and self._ill_since is None:
+            self._ill_since = self._clock.monotonic()
             say(f"no job will use this node any more: {self._gpus.ill}")
             self._heartbeat.send()
             self._peers.poke()
         self._reconciler.turn()
+        if self._ill_since is not None and self._may_be_replaced(self._clock.monotonic() - self._ill_since):
+            self._host_files.write_ill(self._gpus.ill)
         self._reachability.members(self._mingle.members)
         self._jobs.prepare(self._mingle.jobs.keys(), self._interpreter)
         self._jobs.drop_finished({work.run.round.job} if (work := self._reconciler.work) else set())
         self._write_rank0()
+
+    def _may_be_replaced(self, ill_s: float) -> bool:
+        """Whether a node that has been ill for so long has no work left to save."""
+        work = self._reconciler.work
+        return work is None or work.exit is not None or ill_s > ILL_S
 
     def _hear(self, notice: PreemptionNotice) -> None:
         self._heard = True

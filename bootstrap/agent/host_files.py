@@ -39,6 +39,10 @@ class HostFiles:
     def write_rank0(self, said: bytes) -> None:
         self._write("rank0.json", said)
 
+    def write_ill(self, words: str) -> None:
+        """The machine may be replaced, for this reason."""
+        self._write("ill", words.encode())
+
     def claim(self, why: str) -> None:
         """The cloud takes the machine: the idle watch need not."""
         if self._root:

@@ -11,6 +11,7 @@ On the machine::
     /var/log/gpuctl-boot.log           also in the bucket, as boot/<node>.log, after every step
     /run/gpuctl/rank0.json             who is rank 0, kept current by the agent, gone with it; in containers too
     /run/gpuctl/busy                   touched by the agent while a job is here; the idle watch reads its time
+    /run/gpuctl/ill                    what is wrong with a GPU, once no work is left: the idle watch has it replaced
     /run/gpuctl/leaving                claim: who made it takes the machine away, for the reason in it; nobody else does
 
 In the bucket, below the cluster's prefix::

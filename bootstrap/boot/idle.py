@@ -1,7 +1,8 @@
 """The idle watch: a machine on which nothing happens for long enough takes itself away.
 
 Armed before anything else is done on the machine, and on its own: it asks no bucket, no agent and no network. So a
-cluster ends whose ``up`` was broken off, whose job never came, or whose user's laptop died.
+cluster ends whose ``up`` was broken off, whose job never came, or whose user's laptop died. It also has
+a machine replaced whose GPU is ill, by the agent's word.
 
 Nothing here looks at the time of day. What counts is time on the monotonic clock between two looks, and of a longer
 gap (the machine slept, or was held up) no more than one usual one.
@@ -42,7 +43,9 @@ class IdleCheck:
     def __init__(self, root: Path, idle_s: float, gpu_load: Callable[[], float] | None = None) -> None:
         self.idle_s = 0.0
         """For how long the machine has been idle."""
-        self.every_s = min(EVERY_S, idle_s / 4)
+        self.ill_s = 0.0
+        """For how long it has been ill, and nobody logged in to look."""
+        self.every_s = min(EVERY_S, idle_s / 4 or EVERY_S)
         self._root = root
         self._limit_s = idle_s
         self._gpu_load = gpu_load or gpu_use
@@ -57,18 +60,27 @@ class IdleCheck:
         gap = 0.0 if self._looked_at is None else now - self._looked_at
         first, self._looked_at = self._looked_at is None, now
         counted = min(gap, 2 * self.every_s)
-        why = self._why(first, gap, counted)
+        visited, ill = sessions(self._root) > 0, self.illness() != ""
+        why = self._why(first, gap, counted, visited) or ("ill" if ill else "")
         self.idle_s = 0.0 if why else self.idle_s + counted
+        self.ill_s = self.ill_s + counted if ill and not visited else 0.0
         return why
 
     def is_over(self) -> bool:
-        return self.idle_s >= self._limit_s
+        return 0 < self._limit_s <= self.idle_s
+
+    def illness(self) -> str:
+        """What the agent says is wrong with a GPU, once no work is left on it; empty: nothing."""
+        try:
+            return (self._root / "run/gpuctl/ill").read_text()
+        except OSError:
+            return ""
 
     def claim_is_stale(self) -> bool:
         """Somebody wanted to take the machine away long ago, and did not."""
         return self._claim_s >= CLAIM_S
 
-    def _why(self, first: bool, gap: float, counted: float) -> str:
+    def _why(self, first: bool, gap: float, counted: float, visited: bool) -> str:
         booted = (self._root / "var/lib/gpuctl/boot/agent.done").exists()
         claimed = (self._root / "run/gpuctl/leaving").exists()
         self._boot_s = 0.0 if booted else self._boot_s + counted
@@ -79,7 +91,7 @@ class IdleCheck:
         self._cpu_s = cpu_s
         if first:
             return "just started"
-        if sessions(self._root):
+        if visited:
             return "somebody is logged in"
         if not booted:
             return "" if self._boot_s >= BOOT_S else "booting"
@@ -98,12 +110,12 @@ def watch(
     *,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-    take_away: Callable[[Mapping[str, Any], Metadata, str], object] = leave,
+    take_away: Callable[..., object] = leave,
     gpu_load: Callable[[], float] | None = None,
 ) -> None:
-    """Does not return, but where there is nothing to watch: 0 minutes, or a machine of ``ssh``."""
-    minutes = spec["idle_minutes"]
-    if not minutes or spec["provider"] == "ssh":
+    """Does not return, but on a machine of ``ssh``, where there is nothing to watch. With 0 minutes, none is idle."""
+    minutes, hold_s = spec["idle_minutes"], 60 * spec["hold_ill_minutes"]
+    if spec["provider"] == "ssh":
         return
     _prepare(root, metadata)
     idle, said = IdleCheck(root, 60 * minutes, gpu_load), ""
@@ -111,10 +123,12 @@ def watch(
         why = idle.look(monotonic())
         if why.partition(":")[0] != said:
             said = why.partition(":")[0]
-            print(f"busy: {why}" if why else f"idle: leaving in {minutes:g} minutes", flush=True)
-        reason = f"idle for {minutes:g} minutes"
-        if idle.is_over() and (claim(root, reason) or idle.claim_is_stale()):
-            take_away(spec, metadata, reason)
+            print(f"busy: {why}" if why else f"idle: leaving in {minutes:g} minutes" if minutes else "idle", flush=True)
+        ill = idle.illness() if idle.ill_s > hold_s else ""
+        reason = f"ill: {ill}" if ill else f"idle for {minutes:g} minutes"
+        if (ill or idle.is_over()) and (claim(root, reason) or idle.claim_is_stale()):
+            # Where no job has ever been, nobody misses it; and whatever makes all machines seem ill ends there.
+            take_away(spec, metadata, reason, replace=bool(ill) and _touched(root / "run/gpuctl/busy") > 0)
             idle = IdleCheck(root, 60 * minutes, gpu_load)
         sleep(idle.every_s)
 

@@ -207,6 +207,7 @@ class Installation:
             "provider": self.spec["provider"],
             "address": self.instance.address,
             "bucket": self.spec["bucket"],
+            "notice_s": self.spec["shutdown_s"],
             "promised_s": self.spec["notice_s"],
             "env": {**cache_env(self.root), **self._network_env(), **env},
         }

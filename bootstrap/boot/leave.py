@@ -1,4 +1,5 @@
-"""Taking this machine away for good: out of its group, which would replace a machine that only powers off.
+"""Taking this machine away for good: out of its group, which would replace a machine that only powers off. One that is
+ill is replaced on purpose, where the cloud has a call for that which a node may make (Azure has none).
 
 Whoever wants to claims first, so that two reasons never act both. A machine of ``ssh`` was there before and stays.
 
@@ -8,8 +9,8 @@ that is off. Azure bills it in full until somebody deallocates it, and nothing o
 stays on.
 
 Sources: Amazon EC2 Auto Scaling, TerminateInstanceInAutoScalingGroup and "Health checks for instances"; Compute Engine,
-instanceGroupManagers.deleteInstances and "Suspend, stop, or reset"; Azure, "Virtual Machine Scale Sets - Delete
-Instances" and "States and billing status of Azure Virtual Machines".
+instanceGroupManagers.deleteInstances, recreateInstances and "Suspend, stop, or reset"; Azure, "Virtual Machine Scale
+Sets - Delete Instances" and "States and billing status of Azure Virtual Machines".
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ def leave(
     metadata: Metadata,
     why: str,
     *,
+    replace: bool = False,
     sleep: Callable[[float], None] = time.sleep,
     timeout_s: float = _TIMEOUT_S,
     last_resort: Callable[[], None] = power_off,
 ) -> bool:
-    """Shrink the group by this machine, which the cloud then takes. ``False``: it would not, and where that helps the
-    power goes off; a machine that is still there later is to try again.
+    """Shrink the group by this machine, which the cloud then takes; with ``replace``, the group starts another one in
+    its place. ``False``: it would not, and where that helps the power goes off; a machine that is still there later is
+    to try again.
 
     ``spec`` is the ``NodeSpec``; its ``sources`` may name other addresses of ``autoscaling``, ``compute`` and ``arm``.
     """
@@ -74,7 +77,7 @@ def leave(
     once = str(uuid.uuid4())
     for pause in (*_PAUSES_S, 0):
         try:
-            _shrink(spec.get("sources", {}), metadata, once, timeout_s)
+            _shrink(spec.get("sources", {}), metadata, once, replace, timeout_s)
         except (OSError, ValueError, LookupError, HTTPException) as error:
             print(f"the cloud does not let this machine terminate itself: {_words(error)}", flush=True)
             sleep(pause)
@@ -85,36 +88,37 @@ def leave(
     return False
 
 
-def _shrink(sources: Mapping[str, str], metadata: Metadata, once: str, timeout_s: float) -> None:
+def _shrink(sources: Mapping[str, str], metadata: Metadata, once: str, replace: bool, timeout_s: float) -> None:
     machine = metadata.instance()
     if not machine.group and metadata.provider != "aws":
         raise LookupError(f"{machine.id} is not in a group")
     make = {"aws": _of_aws, "gcp": _of_gcp, "azure": _of_azure}[metadata.provider]
-    with urlopen(make(sources, metadata, machine, once), timeout=timeout_s):
+    with urlopen(make(sources, metadata, machine, once, replace), timeout=timeout_s):
         pass
 
 
-def _of_aws(sources: Mapping[str, str], metadata: Metadata, machine: Instance, _: str) -> Request:
+def _of_aws(sources: Mapping[str, str], metadata: Metadata, machine: Instance, _: str, replace: bool) -> Request:
     url = sources.get("autoscaling") or f"https://autoscaling.{machine.region}.amazonaws.com/"
     action = {
         "Action": "TerminateInstanceInAutoScalingGroup",
         "InstanceId": machine.id,
-        "ShouldDecrementDesiredCapacity": "true",
+        "ShouldDecrementDesiredCapacity": "false" if replace else "true",
         "Version": "2011-01-01",
     }
     body, keys = urlencode(action).encode(), metadata.aws_credentials()
     return Request(url, body, signed("POST", url, machine.region, "autoscaling", keys, _FORM, body))
 
 
-def _of_gcp(sources: Mapping[str, str], metadata: Metadata, machine: Instance, once: str) -> Request:
+def _of_gcp(sources: Mapping[str, str], metadata: Metadata, machine: Instance, once: str, replace: bool) -> Request:
     """``once`` makes a repeated request one: Google's ``requestId``."""
     url = sources.get("compute") or "https://compute.googleapis.com"
     which = {"instances": [f"zones/{machine.zone}/instances/{machine.id}"]}
-    path = f"/compute/v1/{machine.group}/deleteInstances?requestId={once}"
+    call = "recreateInstances" if replace else "deleteInstances"
+    path = f"/compute/v1/{machine.group}/{call}?requestId={once}"
     return _bearing(url.rstrip("/") + path, metadata.token(url), which)
 
 
-def _of_azure(sources: Mapping[str, str], metadata: Metadata, machine: Instance, _: str) -> Request:
+def _of_azure(sources: Mapping[str, str], metadata: Metadata, machine: Instance, _once: str, _replace: bool) -> Request:
     url = sources.get("arm") or "https://management.azure.com"
     which = {"instanceIds": [machine.id.rpartition("_")[2]]}
     path = f"{machine.group}/delete?api-version=2024-07-01"

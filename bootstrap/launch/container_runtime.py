@@ -40,6 +40,7 @@ from gpuctl.bootstrap.launch.container_args import (
 )
 from gpuctl.bootstrap.launch.container_process import ContainerCommand, ContainerRun
 from gpuctl.bootstrap.launch.interpreter import Launched, OnExit
+from gpuctl.bootstrap.launch.old_images import PulledImages
 from gpuctl.bootstrap.ports import reserved
 from gpuctl.cluster.errors import Fenced, GpuctlError
 from gpuctl.trainers.launchers.torchrun import LaunchSpec
@@ -64,8 +65,10 @@ class Containers:
         gpus: bool,
         say: Callable[[str], None],
         on_change: Callable[[], None],
+        used: Callable[[Path], float] | None = None,
     ) -> None:
-        """``node_env``: for the workers of every job here; ``env``: for Docker or Podman themselves."""
+        """``node_env``: for the workers of every job here; ``env``: for Docker or Podman themselves; ``used``: see
+        ``PulledImages``."""
         self.doing = ""
         """What takes long just now, for people: such as "pulling debian:12"."""
         self._folder = folder
@@ -78,6 +81,7 @@ class Containers:
         self._runtime: ContainerRuntime | None = None
         self._names: dict[str, str] = {}
         """Images that are here, by what jobs call them."""
+        self._pulled = PulledImages(folder / "images.json", say, used)
         self._swept = False
         self._stopped = threading.Event()
 
@@ -98,6 +102,7 @@ class Containers:
             if image not in self._names:
                 self._runtime = self._runtime or self._find()
                 self._names[image] = self._have(self._runtime, image, is_over)
+            self._pulled.use(self._names[image])
         finally:
             self._lock.release()
 
@@ -120,12 +125,13 @@ class Containers:
         assert self._runtime is not None
         runtime = self._runtime
         env = {**passed(self._node_env), **spec.env}
-        libraries = self._libraries(runtime, self._names[image])
+        name = self._names.get(image, full_name(image))
+        libraries = self._libraries(runtime, name)
         meeting = Path(spec.log_dir).parent / "container"
         meeting.mkdir(parents=True, exist_ok=True)
         box = ContainerSpec(
             name=f"gpuctl-{spec.run_id}-{uuid.uuid4().hex[:8]}",
-            image=self._names[image],
+            image=name,
             labels={FOLDER_LABEL: str(self._folder), "gpuctl.job": spec.job, "gpuctl.round": str(spec.round)},
             cwd=spec.cwd,
             writable=(str(folder), *scratch_folder(env), *_bucket_folder(env.get("GPUCTL_BUCKET", ""))),
@@ -200,10 +206,21 @@ class Containers:
                 return name
         self._do(f"pulling {image}")
         try:
+            self._make_room(runtime)
             self._pull(runtime, image, is_over)
         finally:
             self._do("")
+        self._pulled.pulled(full_name(image))
         return full_name(image)
+
+    def _make_room(self, runtime: ContainerRuntime) -> None:
+        where = "{{.DockerRootDir}}" if runtime.kind == "docker" else "{{.Store.GraphRoot}}"
+        folder = self._ask([runtime.program, "info", "--format", where]).stdout.strip()
+        if folder:
+            gone = self._pulled.make_room(
+                Path(folder), lambda name: self._ask([runtime.program, "rmi", name]).returncode == 0
+            )
+            self._names = {image: name for image, name in self._names.items() if name not in gone}
 
     def _libraries(self, runtime: ContainerRuntime, name: str) -> FabricLibraries:
         library_path = self._node_env.get("LD_LIBRARY_PATH", "")

@@ -83,7 +83,7 @@ EnvironmentFile=-/var/lib/gpuctl/agent.env
 ExecStart=/opt/gpuctl/venv/bin/python -m gpuctl.bootstrap.agent /var/lib/gpuctl/node
 Restart=on-failure
 RestartSec=2
-ExecStopPost=-/bin/rm -f /run/gpuctl/rank0.json
+ExecStopPost=-/bin/rm -f /run/gpuctl/rank0.json /run/gpuctl/ill
 KillMode=mixed
 Delegate=yes
 TimeoutStopSec=150
@@ -92,9 +92,9 @@ LimitMEMLOCK=infinity
 LimitNOFILE=1048576
 TasksMax=infinity
 """
-"""Boot starts it. Who rank 0 is, nobody knows once it has ended, however it did. Its workers pin memory for the fabric,
-look for caches in a home (systemd names none), and one that runs out of memory does not take it along. It may divide
-its cgroup (``launch.job_cgroup``)."""
+"""Boot starts it. Who rank 0 is, and whether a GPU is ill, nobody knows once it has ended, however it did. Its
+workers pin memory for the fabric, look for caches in a home (systemd names none), and one that runs out of memory does
+not take it along. It may divide its cgroup (``launch.job_cgroup``)."""
 
 _SECRET = re.compile("key|secret|token|passw|sas|credential", re.IGNORECASE)
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class TermFlags:
     wait: str | None = None
     idle_minutes: str | None = None
     stall_minutes: str | None = None
+    hold_ill_minutes: str | None = None
     skip_check: str | None = None
     yes: bool = False
     force: bool = False
@@ -56,6 +58,7 @@ class TermFlags:
         told = {
             "slots": slots,
             "idle_minutes": parse_flag("--idle-minutes", self.idle_minutes, minutes),
+            "hold_ill_minutes": parse_flag("--hold-ill", self.hold_ill_minutes, duration),
             "stall_minutes": parse_flag("--stall-minutes", self.stall_minutes, minutes),
         }
         said = {name: value for name, value in told.items() if value is not None}
@@ -66,6 +69,7 @@ class TermFlags:
         told: dict[str, object] = {
             "--wait": self.wait,
             "--idle-minutes": self.idle_minutes,
+            "--hold-ill": self.hold_ill_minutes,
             "--yes": self.yes,
             "--force": self.force,
             "--skip-check": self.skip_check,
@@ -84,6 +88,14 @@ def minutes(text: str) -> float:
     if not 0 <= value < 100_000:
         raise ValueError("is not a number of minutes; use one such as 15")
     return value
+
+
+def duration(text: str) -> float:
+    """Parse a time such as ``1h`` into minutes. Raises ``ValueError``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mh])|0", text.strip(), re.ASCII)
+    if not found:
+        raise ValueError("is not a time; use one such as 30m or 1h, or 0")
+    return float(found[1] or 0) * (60 if found[2] == "h" else 1)
 
 
 def rent(there: RentsMachines, settings: Settings, machines: MachineFlags, flags: TermFlags) -> KnownCluster | None:
@@ -181,6 +193,7 @@ def changes_since(last: LastRequest | None, request: StackRequest, terms: NodeOp
         "image": (before.image or "the cloud's", after.image or "the cloud's"),
         "slots": (str(last.terms.slots), str(terms.slots)),
         "idle minutes": (f"{last.terms.idle_minutes:g}", f"{terms.idle_minutes:g}"),
+        "hold ill": (f"{last.terms.hold_ill_minutes:g} minutes", f"{terms.hold_ill_minutes:g} minutes"),
         "stall minutes": (f"{last.terms.stall_minutes:g}", f"{terms.stall_minutes:g}"),
         "gpuctl": (before.version, after.version),
     }

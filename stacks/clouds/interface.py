@@ -58,6 +58,8 @@ class Cloud(ABC):
     name: CloudName
     user_data_bytes: int
     """Most that cloud-init may be given, as it is sent."""
+    notice_s: float = 30.0
+    """Seconds between a notice and the end, where a notice does not say so itself."""
     first_zone: str = ""
     """What one is called, with the region for ``{}``; empty: machines are given by region."""
 
@@ -72,6 +74,11 @@ class Cloud(ABC):
     def node_env(self, request: StackRequest) -> Mapping[str, str]:  # noqa: ARG002
         """Variables of every node's agent. No secret."""
         return {}
+
+    def shutdown_s(self, request: StackRequest) -> float:  # noqa: ARG002
+        """Seconds that a machine has from the beginning of a shutdown, whoever asked for it, until the cloud takes it
+        away: the lead of the notice that the agent takes a shutdown for. ``AGENT_STOP_S`` at most."""
+        return 30.0
 
     def account(self, region: str) -> str:
         """Account, project or subscription that the credentials of the environment belong to."""

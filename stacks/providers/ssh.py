@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from msgspec.structs import replace
 
-from gpuctl.bootstrap.node_spec import NodeSpec, Package
+from gpuctl.bootstrap.node_spec import AGENT_STOP_S, NodeSpec, Package
 from gpuctl.cluster import layout
 from gpuctl.cluster.agreement.probe import probe
 from gpuctl.cluster.errors import BadInput, GpuctlError
@@ -185,6 +185,7 @@ def _begin(
         address=facts.address,
         idle_minutes=0.0,
         unhealthy_minutes=0.0,
+        shutdown_s=AGENT_STOP_S,
         env=env,
     )
     machine.begin(spec)

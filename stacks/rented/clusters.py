@@ -1,8 +1,7 @@
 """Clusters of rented machines: made, changed, repaired and taken away, on whichever cloud.
 
 ``automation`` changes what Pulumi declares; what is not Pulumi's is here: whose the cluster is, gpuctl in the bucket
-before the first machine, the number of machines, and the next zone where one gives none. ``teardown`` takes all of it
-away.
+before the first machine, the number of machines, and the next zone where one gives none. ``teardown`` takes all away.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.stacks.catalog.instance_types import catalog
 from gpuctl.stacks.clouds import regions
 from gpuctl.stacks.clouds.eventual import is_eventual
-from gpuctl.stacks.clouds.gcp import NOTICE_S
 from gpuctl.stacks.clouds.interface import Cloud, cloud
 from gpuctl.stacks.engine.errors import FailureKind, StackFailed
 from gpuctl.stacks.providers import node_package, ownership
@@ -273,7 +271,7 @@ def _forget(request: StackRequest) -> None:
 
 def with_user_data(request: StackRequest, gpuctl: Package, terms: NodeOptions) -> StackRequest:
     """``request`` with what its machines are told when they boot."""
-    machine = catalog().type(request.type, request.provider)
+    machine, there = catalog().type(request.type, request.provider), cloud(request.provider)
     spec = NodeSpec(
         cluster=request.cluster,
         provider=request.provider,
@@ -288,8 +286,10 @@ def with_user_data(request: StackRequest, gpuctl: Package, terms: NodeOptions) -
         region=request.region,
         type=machine.name,
         idle_minutes=terms.idle_minutes,
-        notice_s=NOTICE_S if request.provider == "gcp" else 30.0,
-        env=dict(cloud(request.provider).node_env(request)),
+        hold_ill_minutes=terms.hold_ill_minutes,
+        notice_s=there.notice_s,
+        shutdown_s=there.shutdown_s(request),
+        env=dict(there.node_env(request)),
     )
     return msgspec.structs.replace(request, user_data=render.render(spec))
 

@@ -27,6 +27,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     slots: int | None = None
     """Worker processes of each; ``None``: its GPUs, else 1."""
+    hold_ill_minutes: float = 0.0
+    """See ``NodeSpec``."""
     idle_minutes: float = 15.0
     stall_minutes: float = 30.0
     """Both: see ``records.ClusterSpec``."""

@@ -89,7 +89,7 @@ class Driver:
 
     def __init__(self, folder: Path) -> None:
         self._says = folder / "nvml-says"
-        self._library = build(folder / "nvml" / "libnvidia-ml.so.1", _SOURCE, "-Wl,-soname,libnvidia-ml.so.1")
+        self.library = build(folder / "nvml" / "libnvidia-ml.so.1", _SOURCE, "-Wl,-soname,libnvidia-ml.so.1")
         self.say()
 
     def say(self, *lines: str) -> None:
@@ -100,5 +100,5 @@ class Driver:
 
     def env(self, env: Mapping[str, str]) -> dict[str, str]:
         """``env`` of a program that finds it."""
-        path = os.pathsep.join(filter(None, [str(self._library.parent), env.get("LD_LIBRARY_PATH")]))
+        path = os.pathsep.join(filter(None, [str(self.library.parent), env.get("LD_LIBRARY_PATH")]))
         return {**env, "LD_LIBRARY_PATH": path, "NVML_SAYS": str(self._says)}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -88,10 +88,12 @@ class Cloud(Cluster):
         """All that there ever were, the oldest first."""
         self.desired = 0
         self.terminated: list[str] = []
-        """Those that a shrink call took."""
+        """Those that a call of their own took."""
+        self.replaced: list[str] = []
+        """Those among them in whose place another one was to come."""
         self._folder = folder
         self._at_once = contextlib.ExitStack()
-        self._calls: list[str] = []
+        self._calls: list[_Left] = []
         self._bucket_name = f"clusters-{folder.name}".lower().replace("_", "-")[:60].rstrip("-")
         s3.create(f"http://127.0.0.1:{site.s3_door}", self._bucket_name)
         self.command = site.network.inside(*self.command)
@@ -198,11 +200,14 @@ class Cloud(Cluster):
     def tend(self) -> None:
         """The group's work: do what shrink calls asked for, take what is due, replace what is gone."""
         while self._calls:
-            node = self._calls.pop(0)
-            found = self.instance(node)
+            left = self._calls.pop(0)
+            found = self.instance(left.node)
             if found.id not in self.terminated:
                 self.terminated.append(found.id)
-                self.desired -= 1
+                if left.is_replaced:
+                    self.replaced.append(found.id)
+                else:
+                    self.desired -= 1
                 found.gone_by = time.monotonic() + _SHUTDOWN_S
                 with contextlib.suppress(OSError):
                     found.machine.run("systemctl", "poweroff", "--no-block", check=False)
@@ -262,12 +267,17 @@ def slowness() -> float:
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
+class _Left(NamedTuple):
+    node: str
+    is_replaced: bool
+
+
 class _Api(ThreadingHTTPServer):
-    """The shrink calls of three clouds: each id that is to go is handed on."""
+    """The calls of three clouds by which a machine leaves: each id that is to go is handed on."""
 
     daemon_threads = True
 
-    def __init__(self, shrink: Callable[[str], None]) -> None:
+    def __init__(self, shrink: Callable[[_Left], None]) -> None:
         self.shrink = shrink
         super().__init__((HOST, 0), _Call)
 
@@ -297,12 +307,13 @@ class _Call(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def _named(path: str, body: str) -> list[str]:
-    if path.partition("?")[0].endswith("/deleteInstances"):
-        return [name.rpartition("/")[2] for name in json.loads(body)["instances"]]
+def _named(path: str, body: str) -> list[_Left]:
+    if found := re.search(r"/(delete|recreate)Instances\?", path):
+        names = [name.rpartition("/")[2] for name in json.loads(body)["instances"]]
+        return [_Left(name, found[1] == "recreate") for name in names]
     if re.search(r"/delete\?", path):
-        return [f"demo_{number}" for number in json.loads(body)["instanceIds"]]
+        return [_Left(f"demo_{number}", False) for number in json.loads(body)["instanceIds"]]
     told: Mapping[str, list[str]] = parse_qs(body)
     assert told["Action"] == ["TerminateInstanceInAutoScalingGroup"], told
-    assert told["ShouldDecrementDesiredCapacity"] == ["true"], told
-    return told["InstanceId"]
+    (shrinks,) = told["ShouldDecrementDesiredCapacity"]
+    return [_Left(node, shrinks == "false") for node in told["InstanceId"]]

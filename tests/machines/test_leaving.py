@@ -6,6 +6,7 @@ import contextlib
 import re
 import subprocess
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.e2e.scripts import COUNTING
 from tests.fakes.metadata import Provider
+from tests.fakes.nvml import Driver
 from tests.machines.cloud import Cloud, Instance, Site
 from tests.machines.machine import Machine
 
@@ -129,6 +131,38 @@ def test_nothing_of_a_job_outlives_it(cloud: Cloud) -> None:
         assert not [line for line in running(instance.machine) if "98765" in line]
     folders = instance.machine.run("find", "/sys/fs/cgroup", "-name", "round-*").stdout
     assert folders == ""
+
+
+def test_a_machine_whose_gpu_is_ill_is_held_for_a_look_and_then_replaced(cloud: Cloud, tmp_path: Path) -> None:
+    library = b64encode(Driver(tmp_path).library.read_bytes()).decode()
+    smi = "#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-0)'\n"
+    unit = """[Service]
+ExecStartPre=/bin/sh -c 'base64 -d /opt/nvml/packed > /opt/nvml/libnvidia-ml.so.1; touch /opt/nvml/says'
+Environment=LD_LIBRARY_PATH=/opt/nvml NVML_SAYS=/opt/nvml/says
+"""
+    drop_in = "/etc/systemd/system/gpuctl-agent.service.d/nvml.conf"
+    files = {"/usr/bin/nvidia-smi": smi, "/opt/nvml/packed": library, drop_in: unit}
+    spec = cloud.spec(idle_minutes=IDLE_MINUTES, hold_ill_minutes=2 * IDLE_MINUTES)
+    sick, well = cloud.create(2, "1:2", spec=spec, files=files)
+    cloud.await_ready(timeout=180)
+    job = cloud.train(
+        cloud.write("count.py", COUNTING), "--", "--steps", "100000", "--every", "100000", "--rest", "0.1"
+    )
+    cloud.wait_for_step(job, 20)
+    sick.machine.run("sh", "-c", "echo xid 0 79 > /opt/nvml/says")
+    cloud.wait(lambda: cloud.checkpoints(job).entries, "a last checkpoint")
+    cloud.wait(lambda: sick.machine.read("/run/gpuctl/ill"), "its word that it is ill")
+    stays(cloud, sick, times=1.2)
+    cloud.wait(lambda: sick.id in cloud.terminated, "it to leave", 120)
+    assert (cloud.replaced, cloud.desired) == ([sick.id], 2)
+
+    def trains_on_both() -> bool:
+        now, new = cloud.now(job), cloud.instances[-1].id
+        return now is not None and sorted(m.node for m in now.members) == sorted((well.id, new)) and new != well.id
+
+    cloud.wait(trains_on_both, "the one that came in its place to train", 240)
+    now = cloud.now(job)
+    assert now and now.failures == 0
 
 
 def ours(machine: Machine) -> list[str]:

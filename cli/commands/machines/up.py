@@ -96,6 +96,12 @@ def verb(
             "--idle-minutes", metavar="N", about="Minutes until an idle machine shuts down (default: 15; 0: never)."
         ),
     ] = None,
+    hold_ill_minutes: Annotated[
+        str | None,
+        text_option(
+            "--hold-ill", metavar="TIME", about="Keep a node with an ill GPU before replacing it (30m, 1h; default: 0)."
+        ),
+    ] = None,
     stall_minutes: Annotated[
         str | None,
         text_option("--stall-minutes", metavar="N", about="Minutes until a hung job is ended (default: 30; 0: never)."),
@@ -124,7 +130,15 @@ def verb(
         machine_type, gpu, gpus, region, zone, spot, ssh_from, ssh_key, image=image, placement=placement
     )
     terms = TermFlags(
-        wait, idle_minutes, stall_minutes, skip_check, yes=yes, force=force, dry_run=dry_run, as_json=as_json
+        wait,
+        idle_minutes,
+        stall_minutes,
+        hold_ill_minutes,
+        skip_check,
+        yes=yes,
+        force=force,
+        dry_run=dry_run,
+        as_json=as_json,
     )
     there = provider_named(settings.provider, TerminalDialog(yes=yes))
     if isinstance(there, RentsMachines):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gpuctl.bootstrap.node_spec import AGENT_STOP_S
 from gpuctl.stacks.catalog.instance_types import MachineType
 from gpuctl.stacks.clouds.answers import Leftover
 from gpuctl.stacks.clouds.interface import HOURS_A_MONTH, Cloud, Extra
@@ -62,6 +63,12 @@ class Aws(Cloud):
             Extra("NAT gateway, and $0.045 for each GB through it", NAT_USD_PER_HOUR),
             Extra("public address of the NAT gateway", PUBLIC_ADDRESS_USD_PER_HOUR),
         ]
+
+    def shutdown_s(self, request: StackRequest) -> float:
+        """AWS waits for minutes ("Troubleshoot EC2 instance termination": shutdown scripts may delay it) and does not
+        bill them. A spot machine is taken 120 s after a notice that the agent reads itself."""
+        del request
+        return AGENT_STOP_S
 
     def parts(self, leftovers: Sequence[Leftover]) -> Sequence[Leftover]:
         """The rules of security groups; see ``Cloud``."""

@@ -33,10 +33,15 @@ NOTICE_S = 120
 """Of a preemption, as the machines ask for it: the longest there is; 30 without asking."""
 
 
+SHUTDOWN_S = 85.0
+"""Of the 90 that a machine on demand has ("Shutdown process" of Compute Engine); a Spot VM has 30."""
+
+
 class Gcp(Cloud):
     name = "gcp"
     user_data_bytes = 256 * 1024 * 3 // 4
     """A value of the metadata is text of up to 256 KB, so it is sent in base64."""
+    notice_s = NOTICE_S
     first_zone = "{}-b"
     """Some regions, such as us-east1, have no a."""
 
@@ -65,6 +70,9 @@ class Gcp(Cloud):
             "zones": list(request.zones),
             "account": request.account,
         }
+
+    def shutdown_s(self, request: StackRequest) -> float:
+        return super().shutdown_s(request) if request.spot else SHUTDOWN_S
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
         each = PUBLIC_ADDRESS_OF_SPOT_USD_PER_HOUR if request.spot else PUBLIC_ADDRESS_USD_PER_HOUR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from tests.fakes.faults import Fault, Proxy
+from tests.fakes.nvml import Driver
 from tests.fakes.stores import s3
 from tests.waiting import until
 
@@ -67,6 +69,22 @@ _HANGS = """
     from pathlib import Path
 
     (Path(sys.argv[1]) / "begun").touch()
+    time.sleep(1e6)
+"""
+_SAVES = """
+    import signal, sys, time
+    from pathlib import Path
+
+    here = Path(sys.argv[1])
+
+    def save(*_):
+        (here / "saves").touch()
+        while not (here / "go").exists():
+            time.sleep(0.02)
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, save)
+    (here / "begun").touch()
     time.sleep(1e6)
 """
 
@@ -135,6 +153,40 @@ def test_a_machine_whose_bucket_is_gone_for_good_is_idle_some_time_after_its_job
                 return watch.is_over()
 
             until(is_over, "the machine to be idle")
+
+
+@pytest.mark.slow
+def test_a_machine_whose_gpu_is_ill_may_be_replaced_once_its_job_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, here, driver = tmp_path / "root", tmp_path / "node", Driver(tmp_path)
+    smi = tmp_path / "bin" / "nvidia-smi"
+    for folder in (here, smi.parent, tmp_path / "code"):
+        folder.mkdir()
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-0)'\n")
+    smi.chmod(0o755)
+    for name, value in driver.env({**os.environ, "PATH": f"{smi.parent}:{os.environ['PATH']}"}).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "code/job.py").write_text(dedent(_SAVES))
+    store = open_bucket(f"file://{tmp_path}/bucket")
+    spec = ClusterSpec(name="c", provider="ssh", nodes_min=1, nodes_max=1, slots=1, token="t", heartbeat_s=0.2)
+    store.put(layout.CLUSTER, encode(spec))
+    identity = NodeIdentity(node="n", address="127.0.0.1", bucket=store.url, provider="ssh", root=str(root))
+    (here / "identity.json").write_bytes(msgspec.json.encode(identity))
+    code = send_folder(store, tmp_path / "code", "job.py")
+    queue.submit(store, spec, queue.JobRequest(script="job.py", args=(str(tmp_path),), code=code))
+    ill = root / "run/gpuctl/ill"
+    with _agent(here, tmp_path / "agent.log"):
+        until(lambda: (tmp_path / "begun").exists(), "the job to begin")
+        driver.say("xid 0 79")
+        until((tmp_path / "saves").exists, "the job to save")
+        for _ in range(8):  # of the agent's turns
+            beat = store.get(layout.node("n"))
+            until(lambda beat=beat: store.get(layout.node("n")) != beat, "a heartbeat")  # type: ignore[misc]
+        assert not ill.exists(), "its job has not saved yet"
+        (tmp_path / "go").touch()
+        until(ill.exists, "the word that it may be replaced")
+        assert ill.read_text() == "GPU 0: it has fallen off the bus (Xid 79)"
 
 
 @pytest.mark.slow

@@ -57,6 +57,11 @@ def test_rank_0_is_told_in_run(tmp_path: Path, clock: HandClock) -> None:
         assert (tmp_path / "run/gpuctl/rank0.json").read_bytes() == said
 
 
+def test_what_is_wrong_with_a_gpu_is_told_in_run(tmp_path: Path, clock: HandClock) -> None:
+    _host_files(tmp_path, clock).write_ill("GPU 1: it has fallen off the bus (Xid 79)")
+    assert (tmp_path / "run/gpuctl/ill").read_text() == "GPU 1: it has fallen off the bus (Xid 79)"
+
+
 def test_what_the_cloud_takes_nobody_else_does(tmp_path: Path, clock: HandClock) -> None:
     _host_files(tmp_path, clock).claim("aws: terminate")
     assert not claim(tmp_path, "idle")

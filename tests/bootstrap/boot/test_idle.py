@@ -36,6 +36,8 @@ class Bare:
         self.cores = 0.0
         self.ticks = 0.0
         self.left: list[tuple[float, str]] = []
+        self.replaced: list[bool] = []
+        """Of each time that it left: whether another was to come in its place."""
         self.end_s = 2 * 3600.0
         self.sleeps_s: dict[float, float] = {}
         """Moment to the length of a sleep of the machine that begins then."""
@@ -65,21 +67,28 @@ class Bare:
         busy.touch()
         os.utime(busy, ns=(0, int(self.now * 1e9)))
 
-    def run(self, minutes: float = 15, provider: str = "aws") -> list[tuple[float, str]]:
+    def say_ill(self) -> None:
+        (self.root / "run/gpuctl/ill").write_text("GPU 1: it has fallen off the bus (Xid 79)")
+
+    def run(self, minutes: float = 15, provider: str = "aws", hold: float = 0.0) -> list[tuple[float, str]]:
         """Minutes at which it left, and why."""
         self._began = self.now
         self._count()
         with contextlib.suppress(StopIteration):
             watch(
                 self.root,
-                {"provider": provider, "idle_minutes": minutes},
+                {"provider": provider, "idle_minutes": minutes, "hold_ill_minutes": hold},
                 Metadata("ssh"),
                 monotonic=lambda: self.now,
                 sleep=self._sleep,
-                take_away=lambda _spec, _metadata, why: self.left.append(((self.now - self._began) / MINUTE_S, why)),
+                take_away=self._leave,
                 gpu_load=lambda: self.load,
             )
         return self.left
+
+    def _leave(self, _spec: object, _metadata: object, why: str, *, replace: bool) -> None:
+        self.left.append(((self.now - self._began) / MINUTE_S, why))
+        self.replaced.append(replace)
 
     def _sleep(self, seconds: float) -> None:
         self.ticks += self.cores * seconds * 100
@@ -218,9 +227,51 @@ def test_a_machine_that_is_still_there_after_it_has_left_tries_again(bare: Bare)
     assert second[0] - first[0] == pytest.approx(CLAIM_S / 60, abs=0.8)
 
 
-@pytest.mark.parametrize(("minutes", "provider"), [(0, "aws"), (15, "ssh")])
-def test_who_wants_no_watch_and_who_owns_the_machine_has_none(bare: Bare, minutes: float, provider: str) -> None:
-    assert bare.run(minutes, provider) == [] and bare.now == 1000.0
+def test_who_owns_the_machine_has_no_watch(bare: Bare) -> None:
+    bare.say_ill()
+    assert bare.run(15, "ssh") == [] and bare.now == 1000.0
+
+
+def test_with_0_minutes_a_machine_is_never_idle_and_is_looked_at_as_rarely_as_others(bare: Bare) -> None:
+    looks: list[float] = []
+    bare.happens = looks.append
+    assert bare.run(0) == [] and len(looks) <= bare.end_s / EVERY_S
+
+
+@pytest.mark.parametrize("idle_minutes", [0, 15])
+def test_a_machine_that_is_ill_is_replaced_at_once(bare: Bare, idle_minutes: float) -> None:
+    def happens(minutes: float) -> None:
+        if minutes < 40:
+            bare.touch_busy()
+        else:
+            bare.say_ill()
+
+    bare.happens = happens
+    ((after, why), *_) = bare.run(idle_minutes)
+    assert after == pytest.approx(40, abs=0.8) and bare.replaced[0]
+    assert why == "ill: GPU 1: it has fallen off the bus (Xid 79)"
+
+
+def test_a_machine_that_is_ill_is_held_for_a_look_and_is_not_idle_meanwhile(bare: Bare) -> None:
+    bare.touch_busy()
+    bare.say_ill()
+    ((after, why), *_) = bare.run(15, hold=60)
+    assert after == pytest.approx(60, abs=0.8) and why.startswith("ill: ") and bare.replaced[0]
+
+
+def test_who_looks_at_a_machine_that_is_ill_has_all_of_the_time_after_the_last_login(bare: Bare) -> None:
+    bare.touch_busy()
+    bare.say_ill()
+    bare.happens = lambda minutes: bare.log_in() if 10 < minutes < 50 else bare.log_out()
+    ((after, _), *_) = bare.run(15, hold=30)
+    assert after == pytest.approx(80, abs=0.8) and bare.replaced[0]
+
+
+def test_one_that_is_ill_and_never_had_a_job_is_taken_away_and_not_replaced(bare: Bare) -> None:
+    """Else what makes all machines seem ill, such as a driver in an image, would cost money without end."""
+    bare.say_ill()
+    ((after, why), *_) = bare.run()
+    assert after < 1 and why.startswith("ill: ") and not bare.replaced[0]
 
 
 def test_azures_notices_are_warmed_up_at_boot(bare: Bare) -> None:
@@ -228,7 +279,7 @@ def test_azures_notices_are_warmed_up_at_boot(bare: Bare) -> None:
         with pytest.raises(StopIteration):
             watch(
                 bare.root,
-                {"provider": "azure", "idle_minutes": 15},
+                {"provider": "azure", "idle_minutes": 15, "hold_ill_minutes": 0},
                 Metadata("azure", endpoint=service.url),
                 sleep=_stop,
             )

@@ -21,6 +21,7 @@ from gpuctl.bootstrap.boot.idle import BOOT_S
 from gpuctl.bootstrap.boot.install import Installation
 from gpuctl.bootstrap.boot.metadata import Instance
 from gpuctl.bootstrap.boot.store import open_store
+from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.bootstrap.network.nccl_env import CUDART
 from gpuctl.bootstrap.node_spec import Promise
 from tests.fakes.bare_machine import NODE, PINS, BareMachine
@@ -443,12 +444,21 @@ def test_the_identity_has_the_networks_variables_and_the_specs_go_before(make: M
         "provider": "aws",
         "address": "10.0.0.7",
         "bucket": bare.spec.bucket,
+        "notice_s": 30.0,
         "promised_s": 30.0,
         "env": {"NCCL_SOCKET_IFNAME": "ens5", "NCCL_DEBUG": "WARN", "A": 'with "quotes" and ü'},
     }
     env = bare.root / "var/lib/gpuctl/agent.env"
     assert env.read_text() == 'NCCL_DEBUG="WARN"\nA="with \\"quotes\\" and ü"\n'
     assert {file.stat().st_mode & 0o777 for file in (path, env)} == {0o600}
+
+
+def test_the_agent_is_told_how_long_a_shutdown_and_a_notice_last(make: Make) -> None:
+    bare, machine = make()
+    with_venv(bare)
+    replace(machine, spec={**machine.spec, "shutdown_s": 140.0, "notice_s": 120.0}).identity()
+    told = NodeIdentity.read(bare.root / "var/lib/gpuctl/node")
+    assert (told.notice_s, told.promised_s) == (140, 120)
 
 
 @pytest.mark.parametrize("said", ["exit 1", "echo nonsense", ""])

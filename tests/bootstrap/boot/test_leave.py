@@ -74,9 +74,10 @@ class Machine:
         self.waited: list[float] = []
         self.switched_off = 0
 
-    def leave(self, timeout_s: float = 30.0) -> bool:
+    def leave(self, timeout_s: float = 30.0, *, replace: bool = False) -> bool:
         pause, off = self.waited.append, self._power_off
-        return leave(self.spec, self.metadata, "idle", sleep=pause, timeout_s=timeout_s, last_resort=off)
+        how: Any = {"replace": replace, "sleep": pause, "timeout_s": timeout_s, "last_resort": off}
+        return leave(self.spec, self.metadata, "idle", **how)
 
     def _power_off(self) -> None:
         self.switched_off += 1
@@ -128,6 +129,35 @@ def test_an_auto_scaling_group_wants_one_less_and_the_instance_is_gone(s3_endpoi
     (told,) = _aws("ec2", s3_endpoint).describe_instances(InstanceIds=[mine])["Reservations"]
     assert told["Instances"][0]["State"]["Name"] in ("shutting-down", "terminated")
     assert (machine.waited, machine.switched_off) == ([], 0)
+
+
+@pytest.mark.slow
+def test_an_auto_scaling_group_replaces_an_instance_that_is_ill(s3_endpoint: str) -> None:
+    groups, (mine, other) = _group_of_two(s3_endpoint, "ill")
+    with Service("aws").running() as service:
+        service.add(id=mine)
+        assert Machine("aws", service, s3_endpoint + "/").leave(replace=True)
+    assert _wanted(groups, "ill") == 2
+    members = _members(groups, "ill")
+    assert mine not in members and other in members
+
+
+@pytest.mark.parametrize(
+    ("provider", "call", "said"),
+    [
+        ("aws", "/", b"ShouldDecrementDesiredCapacity=false"),
+        ("gcp", "/instanceGroupManagers/demo/recreateInstances", b"zones/us-central1-a/instances/demo-x1y2"),
+        ("azure", "/virtualMachineScaleSets/demo/delete", b'"3"'),
+    ],
+)
+def test_to_be_replaced_a_machine_makes_the_call_that_leaves_the_group_its_size(
+    provider: Provider, call: str, said: bytes
+) -> None:
+    """Azure has none for a machine, and none that its nodes may make: there `gpuctl repair` does it."""
+    with Service(provider).running() as service, _cloud(200) as api:
+        assert Machine(provider, service, api.url + ("/" if provider == "aws" else "")).leave(replace=True)
+        ((_, path, _, body),) = api.asked
+    assert path.partition("?")[0].endswith(call) and said in body
 
 
 def test_what_aws_is_asked_is_signed_with_the_roles_keys() -> None:
@@ -240,8 +270,8 @@ def test_an_idle_machine_shrinks_its_group_and_one_that_is_taken_does_not(s3_end
         if taken.wait(min(seconds, 0.02)):
             raise StopIteration
 
-    def take_away(spec: Mapping[str, Any], metadata: Metadata, why: str) -> None:
-        assert leave(spec, metadata, why)
+    def take_away(spec: Mapping[str, Any], metadata: Metadata, why: str, *, replace: bool) -> None:
+        assert leave(spec, metadata, why, replace=replace)
         taken.set()
 
     for machine, claimed in zip(members, (True, False), strict=True):
@@ -250,7 +280,12 @@ def test_an_idle_machine_shrinks_its_group_and_one_that_is_taken_does_not(s3_end
         (root / "var/lib/gpuctl/boot/agent.done").touch()
         with Service("aws").running() as service:
             service.add(id=machine)
-            spec = {"provider": "aws", "idle_minutes": 0.005, "sources": {"autoscaling": s3_endpoint + "/"}}
+            spec = {
+                "provider": "aws",
+                "idle_minutes": 0.005,
+                "hold_ill_minutes": 0,
+                "sources": {"autoscaling": s3_endpoint + "/"},
+            }
             if claimed:
                 assert claim(root, "aws: terminate")
                 threading.Timer(1.5, taken.set).start()

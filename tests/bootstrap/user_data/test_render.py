@@ -22,7 +22,7 @@ from gpuctl.bootstrap.agent.host_files import HostFiles
 from gpuctl.bootstrap.boot import FROM_WHEEL
 from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.bootstrap.launch.job_cgroup import SERVICE
-from gpuctl.bootstrap.node_spec import NodeSpec, Package, Promise
+from gpuctl.bootstrap.node_spec import AGENT_STOP_S, NodeSpec, Package, Promise
 from gpuctl.bootstrap.user_data.render import MOST_BYTES, PACKAGE, files, render
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.catalog.instance_types import CLOUDS, CloudName, MachineType, catalog
@@ -144,18 +144,25 @@ def test_what_a_draining_agent_needs_stops_after_it() -> None:
     assert needed <= {*after.removeprefix("After=").split()}
 
 
+def test_systemd_waits_longer_for_the_agent_than_it_takes_for_its_notice() -> None:
+    (waits,) = re.findall(r"\nTimeoutStopSec=(\d+)\n", told()["/etc/systemd/system/gpuctl-agent.service"]["content"])
+    assert int(waits) > AGENT_STOP_S
+
+
 def test_the_agent_may_divide_its_cgroup() -> None:
     assert "\nDelegate=yes\n" in told()[f"/etc/systemd/system/{SERVICE}"]["content"]
 
 
-def test_who_rank_0_was_is_forgotten_with_the_agent(tmp_path: Path) -> None:
+def test_who_rank_0_was_and_what_is_ill_is_forgotten_with_the_agent(tmp_path: Path) -> None:
     """A file that it can no longer keep current would mislead who reads it (BOOT-REVIEW D15)."""
     agent = told()["/etc/systemd/system/gpuctl-agent.service"]["content"]
     (after,) = [line for line in agent.splitlines() if line.startswith("ExecStopPost=")]
     node = NodeIdentity(node="n", address="a", bucket="b", provider="gcp", root=str(tmp_path))
-    HostFiles(node, HandClock()).write_rank0(b"{}")
-    removed = tmp_path / after.split()[-1].removeprefix("/")
-    assert removed.read_bytes() == b"{}", "what is removed is what was written"
+    told_files = HostFiles(node, HandClock())
+    told_files.write_rank0(b"{}")
+    told_files.write_ill("GPU 0")
+    removed = [tmp_path / path.removeprefix("/") for path in after.split()[2:]]
+    assert [path.read_text() for path in removed] == ["{}", "GPU 0"], "what is removed is what was written"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuctl.cli.session import renting
-from gpuctl.cli.session.renting import changes_since, refuse_failed_checks
+from gpuctl.cli.session.renting import TermFlags, changes_since, duration, refuse_failed_checks
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.clouds.answers import PreflightCheck
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
@@ -26,6 +26,26 @@ def test_what_was_begun_and_not_ended_is_no_cluster_in_which_nothing_changes() -
         "goes on with what an earlier `gpuctl up --cluster big` began",
         "nodes: 2:4 -> 2:8",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("1h", 60.0), ("1.5h", 90.0), ("30m", 30.0), ("0", 0.0), ("0m", 0.0), (" 2h ", 120.0)]
+)
+def test_a_time_is_given_in_hours_or_minutes(text: str, minutes: float) -> None:
+    assert duration(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "1", "-1h", "1 h", "1d", "an hour", "1h30m", "nan"])
+def test_what_is_no_time_is_refused_with_one_that_is(text: str) -> None:
+    flags = TermFlags(hold_ill_minutes=text)
+    with pytest.raises(BadInput, match=r"^--hold-ill .* is not a time") as refused:
+        flags.of_nodes(None)
+    assert "30m or 1h" in str(refused.value)
+
+
+def test_how_long_a_machine_that_is_ill_is_held_is_told_when_it_changes() -> None:
+    last = LastRequest(request=REQUEST, terms=NodeOptions())
+    assert changes_since(last, REQUEST, NodeOptions(hold_ill_minutes=60)) == ["hold ill: 0 minutes -> 60 minutes"]
 
 
 class Refusing:

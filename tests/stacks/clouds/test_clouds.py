@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 from typing import Any
 
 import msgspec
 import pulumi
 import pytest
+import yaml
 from pulumi.runtime.stack import Stack
 
+from gpuctl.bootstrap.node_spec import Package
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.catalog.instance_types import CLOUDS, CloudName, catalog
 from gpuctl.stacks.clouds import aws, azure, gcp
@@ -19,6 +22,8 @@ from gpuctl.stacks.clouds.extras import needs
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.plan.planner import PlannedResource, declared, recorded
 from gpuctl.stacks.program import declare
+from gpuctl.stacks.rented.clusters import with_user_data
+from gpuctl.stacks.request.last_request import NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest
 from tests.fakes.requests import asked, planned
 from tests.paths import ROOT
@@ -47,6 +52,27 @@ def test_all_five_tags_are_told(provider: CloudName) -> None:
         "gpuctl:owner",
         "gpuctl:created",
     }
+
+
+@pytest.mark.parametrize(
+    ("provider", "spot", "seconds"),
+    [
+        ("aws", True, 140),
+        ("aws", False, 140),
+        ("gcp", True, 30),
+        ("gcp", False, 85),
+        ("azure", True, 30),
+        ("azure", False, 30),
+    ],
+)
+def test_machines_are_told_how_long_their_cloud_waits_for_a_shutdown(
+    provider: CloudName, spot: bool, seconds: float
+) -> None:
+    assert _settings(asked(provider, spot=spot), NodeOptions())["shutdown_s"] == seconds
+
+
+def test_machines_are_told_how_long_to_stay_when_they_are_ill() -> None:
+    assert _settings(asked("aws"), NodeOptions(hold_ill_minutes=60))["hold_ill_minutes"] == 60
 
 
 @pytest.mark.parametrize("provider", CLOUDS)
@@ -157,3 +183,12 @@ def _shape(provider: str, module: str) -> tuple[str, list[str]]:
     component = getattr(made_by, module.capitalize())
     assert issubclass(component, pulumi.ComponentResource)
     return component.__name__, list(inspect.signature(component.__init__).parameters)
+
+
+def _settings(request: StackRequest, terms: NodeOptions) -> dict[str, Any]:
+    """What its machines find in ``/etc/gpuctl/node.json``."""
+    gpuctl = Package(wheel="w", sha256="0", constraints="c", constraints_sha256="0")
+    told = yaml.safe_load(with_user_data(request, gpuctl, terms).user_data)
+    (text,) = [file["content"] for file in told["write_files"] if file["path"] == "/etc/gpuctl/node.json"]
+    found: dict[str, Any] = json.loads(text)
+    return found

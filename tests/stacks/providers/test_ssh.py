@@ -373,6 +373,12 @@ def test_a_machine_without_a_way_out_is_told_the_address_that_up_came_to(user: U
     assert json.loads(machine.node_json.read_text())["address"] == "10.77.0.10"
 
 
+def test_a_shutdown_of_a_machine_of_ones_own_lasts_as_long_as_systemd_waits(user: User, file_url: str) -> None:
+    machine = StandIn(user, file_url)
+    machine.up(file_url)
+    assert json.loads(machine.node_json.read_text())["shutdown_s"] == 140
+
+
 @pytest.mark.slow
 def test_what_is_not_said_again_stays(user: User, file_url: str) -> None:
     """What other providers keep is in tests/cli/commands/machines/test_staying.py."""

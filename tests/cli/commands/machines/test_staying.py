@@ -71,11 +71,12 @@ _OF_CLOUDS: dict[str, dict[str, list[str]]] = {
     },
     "placement": _on_all("--no-placement"),
     "idle_minutes": _on_all("--idle-minutes", "60"),
+    "hold_ill_minutes": _on_all("--hold-ill", "1h"),
     "stall_minutes": _on_all("--stall-minutes", "60"),
 }
 """By parameter of ``up``, and cloud: a value that is not the default."""
 _OF_SSH_ALONE = {"hosts"}
-_TERMS = {"slots", "idle_minutes", "stall_minutes"}
+_TERMS = {"slots", "idle_minutes", "stall_minutes", "hold_ill_minutes"}
 _KIND_OF_KEY = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
 """What a public key begins with, before its 32 bytes."""
 
@@ -136,7 +137,7 @@ def test_a_zone_that_was_tried_and_not_asked_for_does_not_stay(
 
 @pytest.mark.parametrize("name", sorted(_TERMS))
 def test_what_nodes_are_told_stays(name: str) -> None:
-    given = TermFlags(idle_minutes="60", stall_minutes="70").of_nodes(2)
+    given = TermFlags(idle_minutes="60", stall_minutes="70", hold_ill_minutes="1h").of_nodes(2)
     last = LastRequest(request=_request(), terms=given)
     assert getattr(TermFlags().of_nodes(None, last), name) == getattr(given, name) != getattr(NodeOptions(), name)
 
