@@ -224,12 +224,11 @@ class RentedClusters:
     ) -> KnownCluster:
         """Bring the cluster up in the one zone of ``request``."""
         built = node_package.build()
-        kept = cluster_bucket.kept(request, state := state_of(engine))
-        request = msgspec.structs.replace(with_user_data(request, built.package, terms), bucket=kept)
-        cluster_bucket.clear_unfinished(request, there, state, self._say)
+        request = cluster_bucket.reused(request, there, state_of(engine), self._say, now=self._now, pause=self._pause)
+        request = with_user_data(request, built.package, terms)
         spec = cluster_bucket.spec_of(request, terms)
         made = last_request.noted(request, created_at=time.time())
-        if request.bucket:  # whose it is, before anything is made, and before `down` may take it for ours
+        if request.bucket and not request.lets_in:  # before anything is made, and before `down` takes it for ours
             ownership.meet(open_bucket(made.bucket), spec, self._say)
         begun = LastRequest(request=request, terms=terms, backend=self._backend, is_done=False)
         last_request.remember(begun)

@@ -72,6 +72,8 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """URL of a bucket that is there already, such as one that ``down`` has left; empty: the program makes one."""
     bucket_group: str = ""
     """Azure: the resource group of the account in ``bucket``; empty: the one that this program would have made."""
+    lets_in: bool = False
+    """Azure: ``bucket`` is one that an earlier stack made, and ``reader`` has no role in it yet."""
     reader: str = ""
     """Azure: who reads the bucket besides the nodes, as ``User:<object id>`` or ``ServicePrincipal:<object id>``;
     empty: the user who is logged in."""
