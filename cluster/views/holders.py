@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import CorruptRecord, GpuctlError
@@ -60,10 +60,10 @@ def now_by(bucket: Bucket) -> float:
 def holders_above(url: str) -> Iterator[tuple[str, Holder]]:
     """Who has a prefix above ``url``, the nearest first, with its URL."""
     parts = urlsplit(url)
-    path = parts.path.strip("/")
+    path = unquote(parts.path).strip("/")
     while path:
         path = path.rpartition("/")[0]
-        above = urlunsplit(parts._replace(path=f"/{path}"))
+        above = urlunsplit(parts._replace(path=f"/{quote(path)}"))
         try:
             bucket = open_bucket(above, patience_s=0.0)
             there = read_record(bucket) or read_past(bucket)
