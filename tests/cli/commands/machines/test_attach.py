@@ -42,6 +42,13 @@ def test_what_a_cluster_that_is_down_has_left_is_attached_with_its_identity(tmp_
     assert (known["id"], known["bucket"]) == (past.id, lab.url)
 
 
+def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path: Path, file_url: str) -> None:
+    lab = WrittenCluster(tmp_path, file_url, name="lab")
+    done = lab.run("attach", f"{lab.url}-mistyped", code=2)
+    assert done.stderr.startswith("error: folder ") and "-mistyped does not exist" in done.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith("mistyped")]
+
+
 def test_without_ssh_it_is_said_what_to_install_and_nothing_is_made(tmp_path: Path, file_url: str) -> None:
     lab = WrittenCluster(tmp_path, file_url, provider="ssh", name="lab")
     state = tmp_path / "elsewhere"
