@@ -19,6 +19,7 @@ import msgspec
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.storage.bucket_names import parts_of
 from gpuctl.cluster.storage.error_mapping import shown
+from gpuctl.cluster.storage.store_options import plain_name
 from gpuctl.stacks.catalog.instance_types import CloudName
 
 CONFIG_KEY = "request"
@@ -28,8 +29,8 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 _AS_IT_IS = "/!'()+,:;=@~"
 """Of a prefix, in a URL."""
 _PREFIX = re.compile(r"[A-Za-z0-9/!'()+,.:;=@_~ -]*")
-"""What stands for itself in the rules by which nodes are let into a prefix: ``*`` and ``?`` are for any others in AWS's,
-``${`` begins a variable there, and quotes end a text in Google's."""
+"""What stands for itself in the rules by which nodes are let into a prefix: in AWS's ``*`` and ``?`` are for any others
+and ``${`` begins a variable, in Google's a quote ends the text."""
 
 
 def new_cluster_id() -> str:
@@ -172,7 +173,7 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """``bucket`` in its parts; the cluster gets a prefix of its own if none is named. Raises ``BadInput``."""
         scheme = _SCHEMES[self.provider]
         parts = urlsplit(self.bucket)
-        options = dict(parse_qsl(parts.query))
+        options = {plain_name(scheme, name.lower()): value for name, value in parse_qsl(parts.query)}
         if parts.scheme != scheme or not parts.netloc:
             raise BadInput(
                 f"{shown(self.bucket)!r} is not a bucket of {self.provider}", f"for example {scheme}://bucket/prefix"

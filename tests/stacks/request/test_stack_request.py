@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.storage.bucket import open_bucket
 from tests.fakes.requests import asked
 
 LONG = "a-cluster-whose-name-is-long-1"
@@ -68,6 +69,16 @@ def test_a_prefix_that_stands_for_others_in_the_nodes_rights_is_refused(prefix: 
         with pytest.raises(BadInput, match="has a prefix that nodes cannot be given rights to") as refused:
             asked(provider, bucket=f"{bucket}/{prefix}?account_name=lab&secret_access_key=hidden")
         assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["region", "aws_region", "AWS_REGION"])
+def test_an_option_has_one_name_however_it_is_written(option: str) -> None:
+    """obstore takes all of these, and none of them twice."""
+    request = asked("aws", bucket=f"s3://mine/x?{option}=eu-west-1")
+    assert request.bucket_url() == "s3://mine/x?region=eu-west-1"
+    open_bucket(request.bucket_url())
+    request = asked("azure", bucket="az://mine/x?azure_storage_account_name=lab")
+    assert request.place().options == {"account_name": "lab"}
 
 
 def test_what_is_no_bucket_of_the_cloud_is_told_without_its_keys() -> None:
