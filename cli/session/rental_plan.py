@@ -25,6 +25,7 @@ from gpuctl.stacks.catalog.offers import MachineFilter, choose, in_cheapest_regi
 from gpuctl.stacks.clouds import regions
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.clouds.regions import Region
+from gpuctl.stacks.providers.ownership import place
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest
 from gpuctl.stacks.request.stack_request import StackRequest
@@ -278,7 +279,7 @@ def _bucket(settings: Settings, before: StackRequest | None, region: str) -> str
     if before is None or setting.source == "flag":
         return settings.bucket
     there = before.bucket_url()
-    if settings.bucket and replace(before, bucket=settings.bucket).bucket_url() != there:
+    if settings.bucket and place(settings.bucket) != place(before.bucket or there):
         say(f"bucket: {shown(there)}, as before, not that of {setting.source.removeprefix('env ')}")
     if before.bucket or region == before.region:
         return None

@@ -92,6 +92,9 @@ def test_a_cluster_stays_at_its_bucket_in_another_region(
     said = capsys.readouterr().err
     assert "stays in us-east-1; from us-west-2 it is slower" in said and "not that of gpuctl.yaml:1" in said
     assert url("bucket", "s3://mine/x", region="us-east-1") == "s3://mine/x?region=us-east-1"
+    monkeypatch.setenv("GPUCTL_BUCKET", "gs://of-another-cloud/runs")
+    assert url(region="us-east-1") == before.bucket_url()
+    assert "as before, not that of GPUCTL_BUCKET" in capsys.readouterr().err
 
 
 @pytest.mark.slow
