@@ -50,3 +50,44 @@ def test_up_on_a_disk_that_is_nearly_full_makes_nothing_and_is_repeated(small: C
         f"error: cannot use the state folder {small.state}: {full}",
     }
     small.up("2")
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_where_what_it_prints_has_no_room_and_tells_how_much_is_missing(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with mounted(state / "local", "24m") as disk:
+        cluster = Cluster(state, tmp_path / "work")
+        try:
+            cluster.up("1")
+            gate, here = tmp_path / "gate", tmp_path / "here"
+            script = """
+                import pathlib, sys, time
+                gate, here = map(pathlib.Path, sys.argv[1:])
+                print("begun", flush=True)
+                here.write_text("waits")
+                while not gate.exists():
+                    time.sleep(0.02)
+                for number in range(1000):
+                    print("a line with some words in it", number, flush=True)
+                print("an error", file=sys.stderr)
+                here.write_text("printed")
+                while gate.exists():
+                    time.sleep(0.02)
+                print("done")
+            """
+            job = cluster.train(cluster.write("talk.py", script), "--", str(gate), str(here))
+            cluster.wait(lambda: here.exists() and here.read_text() == "waits", "the script to have begun")
+            ballast = fill(disk)
+            gate.touch()
+            cluster.wait(lambda: here.read_text() == "printed", "all to be printed")
+            cluster.wait(lambda: "no space left on the disk" in cluster.run("status").stdout, "status to tell of it")
+            ballast.unlink()
+            gate.unlink()
+            ended = cluster.wait_for_end(job)
+            assert ended.outcome is not None and ended.outcome.result == "succeeded"
+            lines = cluster.run("logs", job).stdout.splitlines()
+            assert lines[0].endswith("| begun") and lines[-1].endswith("| done")
+            assert lines[-2].endswith(" bytes of output are missing here: the disk was full")
+        finally:
+            cluster.end()
