@@ -64,6 +64,8 @@ class Metrics:
         self._measured: tuple[int, float] | None = None
         """Step and time at which the rate was measured last; ``None`` also where the script tells of its own."""
         self._tells_rate = False
+        self.steps: int | None = None
+        """Of the whole training, for people."""
 
     @classmethod
     def from_env(cls) -> Metrics:
@@ -100,7 +102,8 @@ class Metrics:
             if not self._tells_rate:
                 self._measure(step, now)
             self._step = step
-            line = f'{{"step": {int(step)}, {self._said}, "at": {now:.3f}}}'
+            of = f', "steps": {self.steps}' if self.steps is not None else ""
+            line = f'{{"step": {int(step)}{of}, {self._said}, "at": {now:.3f}}}'
             self._progress[:] = line.ljust(_PROGRESS_BYTES - 1).encode() + b"\n"
 
     def stepped(self, step: int) -> None:

@@ -54,6 +54,16 @@ def test_the_progress_of_a_node_is_one_line_that_never_grows(
     assert progress == {"step": 7, "loss": 1 / 3, "steps_per_s": 123456.789}
 
 
+def test_the_progress_of_a_training_whose_length_is_known_tells_it(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = of_rank(context, monkeypatch, 0, 0)
+    metrics.steps = 2000
+    metrics.log(7, {"loss": 1.0})
+    progress = json.loads((context.round_dir / PROGRESS).read_bytes())
+    assert (progress["step"], progress["steps"], progress["loss"]) == (7, 2000, 1.0)
+
+
 @pytest.mark.parametrize(
     ("rank", "local_rank", "written"),
     [(0, 0, {METRICS, PROGRESS}), (2, 0, {PROGRESS}), (1, 1, set())],
