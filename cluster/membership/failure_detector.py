@@ -43,6 +43,9 @@ class FailureDetector:
         self._own_tag: str | None = None
         self._own_at = 0.0
         self._takes_writes = True
+        self.time_counts = True
+        """Not while the bucket takes no writes, nor at the moment in which it does again: what others should have
+        written meanwhile is not held against them."""
         self.states: dict[str, State] = {}
 
     def forget(self) -> None:
@@ -100,11 +103,12 @@ class FailureDetector:
         that is full, those of the others say nothing of them. Once it does, they have a lease's time again."""
         late = self._own_tag is not None and now - self._own_at > self._lease_s / 2
         if own_tag is None or own_tag == self._own_tag:
-            self._takes_writes = not late
+            self._takes_writes = self.time_counts = not late
             return
         if late:
             self._nodes = {name: replace(seen, changed_at=now) for name, seen in self._nodes.items()}
         self._own_tag, self._own_at, self._takes_writes = own_tag, now, True
+        self.time_counts = not late
 
     def _see(self, record: NodeRecord, tag: str, now: float) -> _LastSeen:
         """A leftover of a dead node looks like a live one at first sight; a second beat, or an answer, proves it."""
