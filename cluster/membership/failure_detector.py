@@ -42,6 +42,7 @@ class FailureDetector:
         self._contradictions: dict[tuple[str, str], tuple[int, int]] = {}
         self._own_tag: str | None = None
         self._own_at = 0.0
+        self._own_gap_s = 0.0
         self._takes_writes = True
         self.time_counts = True
         """Not while the bucket takes no writes, nor at the moment in which it does again: what others should have
@@ -100,13 +101,16 @@ class FailureDetector:
 
     def _note_writes(self, own_tag: str | None, now: float) -> None:
         """Whether the bucket takes what is written, by our own heartbeat: while that does not get there, as in a bucket
-        that is full, those of the others say nothing of them. Once it does, they have a lease's time again."""
-        late = self._own_tag is not None and now - self._own_at > self._lease_s / 2
+        that is full, those of the others say nothing of them. Once it does, they have a lease's time again. In a bucket
+        that is always slow only what is slower still counts as late, or no node would ever be lost."""
+        gap_s = now - self._own_at
+        late = self._own_tag is not None and gap_s > max(self._lease_s / 2, 2 * self._own_gap_s)
         if own_tag is None or own_tag == self._own_tag:
             self._takes_writes = self.time_counts = not late
             return
         if late:
             self._nodes = {name: replace(seen, changed_at=now) for name, seen in self._nodes.items()}
+        self._own_gap_s = gap_s if self._own_tag is not None else 0.0
         self._own_tag, self._own_at, self._takes_writes = own_tag, now, True
         self.time_counts = not late
 
