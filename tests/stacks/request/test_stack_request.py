@@ -9,6 +9,7 @@ import pytest
 
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.stacks.catalog.instance_types import CloudName
 from tests.fakes.requests import asked
 
 LONG = "a-cluster-whose-name-is-long-1"
@@ -65,7 +66,8 @@ def test_a_space_in_a_prefix_is_one_in_the_nodes_rights_and_none_in_the_url() ->
 
 @pytest.mark.parametrize("prefix", ["*", "team-*", "te%3Fm", "${aws:username}", 'a"b', "a\\b", "%ff"])
 def test_a_prefix_that_stands_for_others_in_the_nodes_rights_is_refused(prefix: str) -> None:
-    for provider, bucket in {"aws": "s3://mine", "gcp": "gs://mine", "azure": "az://mine"}.items():
+    buckets: dict[CloudName, str] = {"aws": "s3://mine", "gcp": "gs://mine", "azure": "az://mine"}
+    for provider, bucket in buckets.items():
         with pytest.raises(BadInput, match="has a prefix that nodes cannot be given rights to") as refused:
             asked(provider, bucket=f"{bucket}/{prefix}?account_name=lab&secret_access_key=hidden")
         assert "hidden" not in str(refused.value)
