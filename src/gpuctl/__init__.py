@@ -7,7 +7,9 @@ status: ``torch`` is imported by the first of them that needs it.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in typing, whose import takes 5 ms
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from gpuctl.cluster.checkpoints.retention import Retention
     from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
@@ -32,6 +34,4 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'gpuctl' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(_HOMES[name]), name)
