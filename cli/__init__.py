@@ -2,6 +2,7 @@
 
 Read in this order:
 
+- ``entry``: the command, before anything else is imported
 - ``main``: the way in, and the exit code
 - ``app``, ``verbs``: the table of verbs, each loaded only when it is used
 - ``commands``: a module per verb

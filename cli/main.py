@@ -12,26 +12,33 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line, and exit the process."""
-    code = run(sys.argv[1:] if args is None else args)
+    code = run(sys.argv[1:] if args is None else args, _let_ctrl_c_raise)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would tell of one more Ctrl-C in a traceback
     sys.exit(code)
 
 
-def run(args: Sequence[str]) -> int:
-    """Run the command line ``args``; returns the exit code."""
+def run(args: Sequence[str], begun: Callable[[], None] = lambda: None) -> int:
+    """Run the command line ``args``; returns the exit code. ``begun`` is called before the verb does anything."""
     _open_what_is_closed()
     try:
         from gpuctl.cli.app import invoke  # a quarter of a second
 
+        begun()
         return invoke(args)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+
+
+def _let_ctrl_c_raise() -> None:
+    """From now on there is something to clean up (see ``entry``)."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open_what_is_closed() -> None:

@@ -10,5 +10,6 @@
 - ``world``: rank, world size, and the job's store
 - ``gloo_exit``: processes that have used gloo end as their script does
 - ``stack_signal``: a signal on which a worker writes down what it does
+- ``log_output``: a full disk drops what a worker prints, and ends nothing
 - ``gpus``, ``console``: small helpers of the others
 """

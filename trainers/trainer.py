@@ -121,6 +121,7 @@ class Trainer:
             # Of a longer run: to save here would put its weights under another step.
             return Fitted(start, math.nan)
         said = _Said(start, time.perf_counter())
+        metrics().steps = self._steps
         self.model.train()
         for step, micro_batches in self._batches.of_steps(start, self._steps):
             done = step + 1

@@ -34,6 +34,11 @@ class BucketUse:
     """Why it could not be read."""
 
     @property
+    def users(self) -> tuple[str, ...]:
+        """A word for each cluster that is in it, or has left its jobs there."""
+        return (*self.up, *(f"{folder} (down)" for folder in self.down))
+
+    @property
     def usd_per_month(self) -> float | None:
         return None if self.bytes is None else self.bytes / 1e9 * _USD_PER_GB_MONTH[self.provider]
 
@@ -64,7 +69,7 @@ def used_by(provider: CloudName, kept: KeptBucket) -> tuple[str, ...]:
             f"bucket {kept.name} was not deleted, as its users are unknown: {seen.trouble.message}",
             f"if nobody uses it: gpuctl buckets rm {kept.name} -y --force --provider {provider} --region {kept.region}",
         )
-    return (*seen.up, *(f"{folder} (down)" for folder in seen.down))
+    return seen.users
 
 
 def _used_by(bucket: Bucket, key: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from gpuctl.cli.settings.resolve import Settings, load
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.cluster.storage.bucket_names import folder_of
 from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import KnownCluster
 
@@ -42,7 +42,7 @@ def reach(name: str | None, bucket: str | None = None) -> OpenCluster:
 
 def reach_with(settings: Settings) -> OpenCluster:
     cluster = locate(settings)
-    _refuse_missing_folder(cluster.bucket)
+    refuse_missing_folder(cluster.bucket)
     return OpenCluster(cluster, open_bucket(cluster.bucket))
 
 
@@ -59,8 +59,7 @@ def locate(settings: Settings) -> KnownCluster:
         raise
 
 
-def _refuse_missing_folder(url: str) -> None:
+def refuse_missing_folder(url: str) -> None:
     """Opening a folder as a bucket would make it: right for ``up``, and wrong for whoever looks for something."""
-    parts = urlsplit(url)
-    if parts.scheme == "file" and not Path(unquote(parts.path)).is_dir():
-        raise BadInput(f"folder {unquote(parts.path)} does not exist", "check --bucket, or run `gpuctl up`")
+    if urlsplit(url).scheme == "file" and not (folder := folder_of(url)).is_dir():
+        raise BadInput(f"folder {folder} does not exist", "check --bucket, or run `gpuctl up`")

@@ -25,10 +25,12 @@ from gpuctl.stacks.catalog.offers import MachineFilter, choose, in_cheapest_regi
 from gpuctl.stacks.clouds import regions
 from gpuctl.stacks.clouds.interface import cloud
 from gpuctl.stacks.clouds.regions import Region
+from gpuctl.stacks.providers.ownership import place
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest
 from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.ssh import keys
+from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import command
 
 Type = Annotated[
@@ -146,7 +148,8 @@ def request_of(
         new_region: whether a region that is not known will do, because the cloud is asked next.
     """
     before = last.request if last else None
-    machine, region = _machine_in(_regions(settings, provider, flags, before, new=new_region), provider, flags, before)
+    there = before.region if before else _attached_in(settings.cluster, provider)
+    machine, region = _machine_in(_regions(settings, provider, flags, there, new=new_region), provider, flags, before)
     say(f"region: {region.name} ({region.source})")
     fewest, most = settings.nodes
     given = {
@@ -206,16 +209,19 @@ def set_regions(settings: Settings, provider: CloudName) -> list[Region]:
         return []
 
 
-def _regions(
-    settings: Settings, provider: CloudName, flags: MachineFlags, before: StackRequest | None, *, new: bool
-) -> list[Region]:
+def _attached_in(cluster: str, provider: CloudName) -> str:
+    """The region of a cluster that was made on another machine."""
+    known = clusters.get(cluster)
+    return known.region if known and known.provider == provider else ""
+
+
+def _regions(settings: Settings, provider: CloudName, flags: MachineFlags, there: str, *, new: bool) -> list[Region]:
     """One, or several that are named: the cheapest of them is taken.
 
     A cluster that is there stays where it is, unless a flag says another region: what a file or the environment says is
     of clusters to come.
     """
     named = named_regions(settings, provider, flags.region, new=new)
-    there = before.region if before else ""
     first_zone = cloud(provider).first_zone
     if flags.zone and flags.zone != _ANY and first_zone:  # Azure's zones are numbers, the same in every region
         of_zone = region_names.check(provider, region_of(provider, flags.zone), new=new)
@@ -273,7 +279,7 @@ def _bucket(settings: Settings, before: StackRequest | None, region: str) -> str
     if before is None or setting.source == "flag":
         return settings.bucket
     there = before.bucket_url()
-    if settings.bucket and replace(before, bucket=settings.bucket).bucket_url() != there:
+    if settings.bucket and place(settings.bucket) != place(before.bucket or there):
         say(f"bucket: {shown(there)}, as before, not that of {setting.source.removeprefix('env ')}")
     if before.bucket or region == before.region:
         return None

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuctl.cli.render.follow import Follower, Found, Printer, tell_end
+from gpuctl.cli.render.job.follow import Follower, tell_end
+from gpuctl.cli.render.job.log_lines import Found, Printer
 from gpuctl.cli.render.terminal import say
 from gpuctl.cli.session.code_upload import send_folder
 from gpuctl.cli.settings.resolve import Settings

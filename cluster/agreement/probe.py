@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING
 
 from gpuctl.cluster.errors import StoreError, StoreUnavailable
-
-if TYPE_CHECKING:
-    pass
 from gpuctl.cluster.storage.interface import Store
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal, Protocol
 
 from gpuctl.cluster import layout
@@ -40,6 +40,13 @@ class FailureDetector:
         self._lease_s = lease_s
         self._nodes: dict[str, _LastSeen] = {}
         self._contradictions: dict[tuple[str, str], tuple[int, int]] = {}
+        self._own_tag: str | None = None
+        self._own_at = 0.0
+        self._own_gap_s = 0.0
+        self._takes_writes = True
+        self.time_counts = True
+        """Not while the bucket takes no writes, nor at the moment in which it does again: what others should have
+        written meanwhile is not held against them."""
         self.states: dict[str, State] = {}
 
     def forget(self) -> None:
@@ -52,6 +59,7 @@ class FailureDetector:
         tags = {
             entry.key.removeprefix(folder).removesuffix(".json"): entry.tag for entry in self._store.list(layout.NODES)
         }
+        self._note_writes(tags.get(me.node), now)
         changed = [name for name, tag in tags.items() if name not in self._nodes or self._nodes[name].tag != tag]
         for name, data in zip(changed, self._store.get_many([layout.node(name) for name in changed]), strict=True):
             if data is not None:
@@ -91,6 +99,21 @@ class FailureDetector:
         self._contradictions[life] = (record.beat, changes)
         return changes < 2
 
+    def _note_writes(self, own_tag: str | None, now: float) -> None:
+        """Whether the bucket takes what is written, by our own heartbeat: while that does not get there, as in a bucket
+        that is full, those of the others say nothing of them. Once it does, they have a lease's time again. In a bucket
+        that is always slow only what is slower still counts as late, or no node would ever be lost."""
+        gap_s = now - self._own_at
+        late = self._own_tag is not None and gap_s > max(self._lease_s / 2, 2 * self._own_gap_s)
+        if own_tag is None or own_tag == self._own_tag:
+            self._takes_writes = self.time_counts = not late
+            return
+        if late:
+            self._nodes = {name: replace(seen, changed_at=now) for name, seen in self._nodes.items()}
+        self._own_gap_s = gap_s if self._own_tag is not None else 0.0
+        self._own_tag, self._own_at, self._takes_writes = own_tag, now, True
+        self.time_counts = not late
+
     def _see(self, record: NodeRecord, tag: str, now: float) -> _LastSeen:
         """A leftover of a dead node looks like a live one at first sight; a second beat, or an answer, proves it."""
         before = self._nodes.get(record.node)
@@ -100,7 +123,8 @@ class FailureDetector:
     def _state(self, seen: _LastSeen, me: NodeRecord, now: float) -> State:
         if seen.record.node != me.node:
             sign = self._evidence.of(seen.record.node, seen.record.incarnation)
-            if sign == "silent" or self.is_gone(seen.record) or now - seen.changed_at > self._lease_s:
+            stands_still = self._takes_writes and now - seen.changed_at > self._lease_s
+            if sign == "silent" or self.is_gone(seen.record) or stands_still:
                 return "lost"
             if not seen.proven and sign != "up":
                 return "new"

@@ -102,6 +102,8 @@ class Mingle:
                 self._take_over()
             self._now = self._clock.monotonic()
             self._failure_detector.look(me, self._now)
+            if not self._failure_detector.time_counts:
+                self._since.clear()
             self.members = _living(self._failure_detector.states)
             decided = self._lead(me)
         versions = {job: version.number for job, version in self.jobs.items()}

@@ -24,6 +24,8 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     step: int
     loss: float | None = None
     steps_per_s: float | None = None
+    steps: int | None = None
+    """Of the whole training, where the script has told."""
     at: float = 0.0
 
 

@@ -65,6 +65,11 @@ def parts_of(url: str) -> SplitResult:
         if not parts.netloc:
             raise BadInput(f"{shown(url)!r} names no bucket", f"write it as {parts.scheme}://BUCKET/PREFIX")
         _check_name(url, parts)
+        path = unquote(parts.path)
+        if "//" in path or {".", ".."} & set(path.split("/")):  # obstore would take another prefix, or refuse it later
+            raise BadInput(
+                f"{shown(url)!r} has an empty part, '.' or '..' in its prefix", "write the prefix without it"
+            )
     if parts.fragment:
         raise BadInput(f"{shown(url)!r} has a '#' in it", "write it as %23")
     return parts

@@ -35,6 +35,8 @@ _GARBLED = (
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 _WRONG = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_ROOM = ("QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull")
+"""Of Ceph, which answers so with 403, and of MinIO, with 400 and 507."""
 _SAYS_WHERE = (
     "account_name",
     "azure_storage_account_name",
@@ -69,10 +71,10 @@ def in_our_words(error: Exception, url: str, key: str) -> GpuctlError:
             f"the bucket {bucket} rejects {key!r} each time, as it arrives corrupted: {why}",
             "check this machine's memory and network",
         )
+    if number in _FULL or status == 507 or code in _NO_ROOM:
+        return StoreUnavailable(f"the bucket {bucket} is full: {why}", "free some space there")
     if _is_permission(error) or status in (401, 403) or number in _FORBIDDEN:
         return StoreError(f"the bucket {bucket} refuses {key!r}: {why}", "check its credentials and its policy")
-    if number in _FULL or status == 507:
-        return StoreUnavailable(f"the bucket {bucket} is full: {why}", "free some space there")
     if "redirect without LOCATION" in text:
         return StoreError(f"the bucket {bucket} is in another region: {why}", "add ?region=… to its URL")
     passing = status in _PASSING_4XX or code == "RequestTimeout"

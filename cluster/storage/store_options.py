@@ -65,7 +65,7 @@ def sort_out(scheme: str, options: Iterable[tuple[str, str]]) -> StoreOptions:
     found = StoreOptions({}, {})
     for given, value in options:
         name = given.lower()
-        plain = _plain(scheme, name)
+        plain = plain_name(scheme, name)
         if plain not in _CLIENT and plain not in _STORE[scheme]:
             near = difflib.get_close_matches(plain, [*_STORE[scheme], *_CLIENT], n=1)
             raise ValueError(f"unknown option {given!r}" + (f" (did you mean {near[0]}?)" if near else ""))
@@ -74,7 +74,7 @@ def sort_out(scheme: str, options: Iterable[tuple[str, str]]) -> StoreOptions:
         if plain in _ADDRESSES:
             check_address(given, value)
         part, key = (found.client, plain) if plain in _CLIENT else (found.store, name)
-        if any(_plain(scheme, other) == plain for other in part):
+        if any(plain_name(scheme, other) == plain for other in part):
             raise ValueError(f"the option {given!r} is given twice")
         part[key] = value
     return found
@@ -95,7 +95,7 @@ def check_environment(scheme: str, environ: Mapping[str, str]) -> None:
     """Raises ``ValueError`` for a variable that obstore reads, and panics on: an address that is none, and a value
     with a line end or the like in it, as of a key that was pasted."""
     for name, value in environ.items():
-        plain = _plain(scheme, name.lower())
+        plain = plain_name(scheme, name.lower())
         if not value or name == name.lower() or (plain == name.lower() and name not in _OTHER_VARIABLES[scheme]):
             continue
         if plain in _STORE[scheme] or plain in _CLIENT:
@@ -105,7 +105,7 @@ def check_environment(scheme: str, environ: Mapping[str, str]) -> None:
                 check_address(name, value)
 
 
-def _plain(scheme: str, name: str) -> str:
+def plain_name(scheme: str, name: str) -> str:
     """An option's name without the store's prefix: ``aws_region`` is ``region``."""
     for prefix in _PREFIXES[scheme]:
         if name.startswith(prefix):

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import CorruptRecord, GpuctlError
@@ -44,7 +44,12 @@ def live_nodes(bucket: Bucket, now: float | None = None) -> int:
     if not beats:
         return 0
     at = now_by(bucket) if now is None else now
-    return sum(at - beat.seen_at < _QUIET_S for beat in beats)
+    return sum(is_live(beat, at) for beat in beats)
+
+
+def is_live(beat: job_status.Heartbeat, now: float) -> bool:
+    """``now``: the time by the store's clock."""
+    return now - beat.seen_at < _QUIET_S
 
 
 def now_by(bucket: Bucket) -> float:
@@ -60,10 +65,10 @@ def now_by(bucket: Bucket) -> float:
 def holders_above(url: str) -> Iterator[tuple[str, Holder]]:
     """Who has a prefix above ``url``, the nearest first, with its URL."""
     parts = urlsplit(url)
-    path = parts.path.strip("/")
+    path = unquote(parts.path).strip("/")
     while path:
         path = path.rpartition("/")[0]
-        above = urlunsplit(parts._replace(path=f"/{path}"))
+        above = urlunsplit(parts._replace(path=f"/{quote(path)}"))
         try:
             bucket = open_bucket(above, patience_s=0.0)
             there = read_record(bucket) or read_past(bucket)
@@ -93,15 +98,16 @@ def holders_below(bucket: Bucket, entries: Iterable[Entry]) -> dict[str, Holder 
     return found
 
 
-def described(there: Holder, live: int = 0) -> str:
-    """A cluster in a line: "cluster 'a' of kim@lab, since 2026-11-22 17:10 UTC, 2 nodes live"."""
+def described(there: Holder, live: int | None = None) -> str:
+    """A cluster in a line: "cluster 'a' of kim@lab, since 2026-11-22 17:10 UTC, 2 nodes live". ``live``: ``None`` if
+    nobody has looked."""
     named = f"cluster {there.name!r}" + (f" of {printable(there.owner)}" if there.owner else "")
     if isinstance(there, PastCluster):
         return f"the jobs and checkpoints of {named}, down since {_date(there.ended_at)}"
     told = [
         named,
         f"since {_date(there.created_at)}" if there.created_at else "",
-        f"{live} node{'' if live == 1 else 's'} live" if live else "no node live",
+        "" if live is None else f"{live} node{'' if live == 1 else 's'} live" if live else "no node live",
     ]
     return ", ".join(filter(None, told))
 

@@ -130,10 +130,14 @@ class Cloud(ABC):
         found: Sequence[KeptBucket] = self._module("cleanup.kept_buckets").buckets(regions, cluster)
         return found
 
-    def unfinished_buckets(self, request: StackRequest) -> Sequence[KeptBucket]:  # noqa: ARG002
-        """What an interrupted ``up`` has left of the bucket that this request would make, where nobody could have put
-        anything into it and where it is in the way of another."""
+    def unread_buckets(self, request: StackRequest) -> Sequence[KeptBucket]:  # noqa: ARG002
+        """What an earlier ``up`` has left of the bucket that this request would make, whole or not, where whoever
+        makes a bucket may read it only once a role says so. Empty where that goes without saying."""
         return ()
+
+    def may_read(self, request: StackRequest, bucket: KeptBucket) -> bool:  # noqa: ARG002
+        """Whether the request's reader has a role to read ``bucket``, though the storage may not know of it yet."""
+        return True
 
     def remove_bucket(self, bucket: KeptBucket) -> None:
         """Remove a bucket with everything in it, and with what was made only to hold it, such as Azure's storage

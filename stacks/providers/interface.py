@@ -92,6 +92,9 @@ class Provider(ABC):
         """Take everything away but the bucket, then look without relying on what was noted: names what is left.
         ``force``: what cannot be reached is forgotten, and another machine's lock is cleared."""
 
+    def check_down(self, cluster: KnownCluster) -> None:  # noqa: B027 - most can from anywhere
+        """Look, before anything of it ends, whether ``down`` can be done from here. Raises ``BadInput``."""
+
     def retry_hint(self, cluster: KnownCluster) -> str:
         """The hint for a person where ``down`` has left something."""
         return f"run `{command('down', cluster.name)}` again"

@@ -21,10 +21,11 @@ import psutil
 
 from gpuctl.bootstrap.gpus import found_devices
 from gpuctl.cluster.agreement.probe import probe
-from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
-from gpuctl.cluster.views.holders import read_record
+from gpuctl.cluster.views import job_status
+from gpuctl.cluster.views.holders import is_live, now_by, printable, read_record
 from gpuctl.stacks.providers import local_preemption, processes
 from gpuctl.stacks.providers.interface import CanPreempt, UpRequest, UsesMachines
 from gpuctl.stacks.providers.local_nodes import (
@@ -41,7 +42,7 @@ from gpuctl.stacks.providers.local_nodes import (
     wait_until_live,
     write_identities,
 )
-from gpuctl.stacks.providers.ownership import bucket_of, forget_nodes, settle
+from gpuctl.stacks.providers.ownership import bucket_of, forget_nodes, is_me, settle
 from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import KnownCluster
 from gpuctl.stacks.state.paths import state_dir
@@ -71,6 +72,7 @@ class LocalProvider(UsesMachines, CanPreempt):
             url = bucket_of(request, usual=(state_dir() / "buckets" / request.name).as_uri())
             bucket = open_bucket(url)
             probe(bucket)
+            _refuse_elsewhere(bucket, request.name)
             gpus = len(found_devices())
             if running and gpus:
                 _refuse_other_shares(bucket, request)
@@ -108,6 +110,10 @@ class LocalProvider(UsesMachines, CanPreempt):
             shutil.rmtree(root / "nodes", ignore_errors=True)
             clusters.forget(cluster.name)
             return []
+
+    def check_down(self, cluster: KnownCluster) -> None:
+        with suppress(StoreError, StoreUnavailable, CorruptRecord):  # without its bucket it goes too
+            _refuse_elsewhere(open_bucket(cluster.bucket), cluster.name)
 
     def preempt(self, cluster: KnownCluster, node: str, notice_s: float, replace_after_s: float | None) -> None:
         """Have a process of its own take the node away; see ``CanPreempt``.
@@ -149,6 +155,22 @@ def _refuse_full_disk(nodes: int) -> None:
     folder = state_dir()
     if nodes > 0 and shutil.disk_usage(folder).free < nodes * _NODE_DISK_BYTES:
         raise GpuctlError(f"no room for {node_count(nodes)} on the disk that holds {folder}", "free some space")
+
+
+def _refuse_elsewhere(bucket: Bucket, name: str) -> None:
+    """Somebody who attached has not its nodes: one more ``node-0`` would depose the first, and no process ends from
+    here. Raises ``BadInput`` if nodes of another owner's cluster live that are not of this state folder."""
+    there, noted = read_record(bucket), clusters.get(name)
+    if there is None or noted is None or there.id != noted.id or not there.owner or is_me(there.owner):
+        return
+    here, now = {folder.name for folder in node_dirs(name)}, now_by(bucket)
+    live = [beat.record.node for beat in job_status.read_heartbeats(bucket) if is_live(beat, now)]
+    if elsewhere := [node for node in live if node not in here]:
+        owner = printable(there.owner)
+        raise BadInput(
+            f"the nodes of {name!r} are processes of {owner}: {printable(', '.join(elsewhere))}",
+            f"run that there; `{clusters.command('status', name)}` and `train` work here",
+        )
 
 
 def _refuse_other_shares(bucket: Bucket, request: UpRequest) -> None:

@@ -23,7 +23,7 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records.clusters import ClusterSpec, PastCluster
 from gpuctl.cluster.records.codec import decode, encode
-from gpuctl.cluster.storage.bucket import Bucket
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from gpuctl.cluster.storage.error_mapping import to_reopen
 from gpuctl.cluster.views import usage
 from gpuctl.cluster.views.holders import (
@@ -75,7 +75,7 @@ def meet(bucket: Bucket, asked: ClusterSpec, say: Say = lambda _: None) -> Clust
         return None
     now = now_by(bucket)
     refuse_strangers(there, asked, live_nodes(bucket, now), bucket, age_s=now - there.created_at)
-    say(f"taking over {to_reopen(bucket.url)} from {described(there)}")
+    say(f"taking over {to_reopen(bucket.url)} from {described(there, 0)}")
     return there
 
 
@@ -145,7 +145,7 @@ def _refuse_neighbours(bucket: Bucket, asked: ClusterSpec) -> None:
     for above, there in holders_above(bucket.url):
         if isinstance(there, ClusterSpec) or not _is_mine(there, bucket, asked):
             raise BadInput(
-                f"{here} is below {to_reopen(above)}, which has {described(there)}",
+                f"{here} is below {to_reopen(above)}, which has {described(there, _live(above, bucket))}",
                 f"use another --bucket, such as {_beside(above, asked.name)}",
             )
     try:
@@ -156,8 +156,19 @@ def _refuse_neighbours(bucket: Bucket, asked: ClusterSpec) -> None:
         return
     for below, one in holders_below(bucket, entries).items():
         if not isinstance(one, PastCluster) or not _is_mine(one, bucket, asked):
-            what = "a record that cannot be read" if one is None else described(one)
+            what = (
+                "a record that cannot be read" if one is None else described(one, _live(bucket.at(below).url, bucket))
+            )
             raise BadInput(f"below {here}, {printable(below)} has {what}", hint)
+
+
+def _live(url: str, bucket: Bucket) -> int | None:
+    """How many nodes live at ``url``, a prefix near ``bucket``'s, whose store's clock is the same; ``None`` if that
+    cannot be seen."""
+    try:
+        return live_nodes(open_bucket(url), now_by(bucket))
+    except GpuctlError:
+        return None
 
 
 def _beside(url: str, name: str) -> str:

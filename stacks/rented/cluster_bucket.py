@@ -11,7 +11,7 @@ import msgspec
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.agreement.probe import probe
-from gpuctl.cluster.errors import StoreError, StoreUnavailable
+from gpuctl.cluster.errors import BadInput, StoreError, StoreUnavailable
 from gpuctl.cluster.records.clusters import ClusterSpec, Promised
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
@@ -49,30 +49,56 @@ def state_of(engine: BucketEngine) -> tuple[StateResource, ...]:
         return ()
 
 
-def kept(request: StackRequest, state: Sequence[StateResource]) -> str:
-    """The URL of the bucket that an earlier cluster of this name has left, for the program to use and not to make;
-    empty if there is none. ``state``: what the stack has made already."""
-    if request.bucket:
-        return request.bucket
-    if _has_bucket(state) or not _opens(request.bucket_url()):
-        return ""  # the stack's own, or none
-    return request.bucket_url()
+def reused(
+    request: StackRequest,
+    there: Cloud,
+    state: Sequence[StateResource],
+    say: Say,
+    *,
+    now: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> StackRequest:
+    """``request``, with the bucket that an earlier cluster of this name has left, for the program to use and not to
+    make, if there is one.
 
+    Args:
+        request: the cluster, with a bucket of its own or without.
+        there: its cloud, where what an interrupted ``up`` has left of a bucket is removed, if the state has forgotten
+            it.
+        state: what the stack has made already.
+        say: is told of what is removed, and waited for.
+        now: see ``opened``.
+        pause: see ``opened``.
 
-def clear_unfinished(request: StackRequest, there: Cloud, state: Sequence[StateResource], say: Say) -> None:
-    """Remove what an interrupted ``up`` has left of the bucket that ``request`` makes: the state has forgotten it."""
-    if request.bucket:
-        return
-    for one in there.unfinished_buckets(request):
-        if not any(f"/{one.group}" in known.id for known in state):
+    Raises ``BadInput`` if that bucket is another user's, and as ``opened`` does.
+    """
+    if request.bucket or _has_bucket(state):
+        return request
+    if _opens(request.bucket_url()):
+        return msgspec.structs.replace(request, bucket=request.bucket_url())
+    for one in there.unread_buckets(request):
+        if any(known.id.endswith(f"/{one.group}") for known in state):
+            continue  # the stack goes on from there
+        if one.cluster_id != request.id and not ownership.is_me(one.owner):
+            raise BadInput(
+                f"{one.group} holds the bucket of {one.owner or 'another user'}'s cluster {one.cluster}",
+                "choose another name with --cluster; `gpuctl buckets rm` removes a bucket that nobody needs",
+            )
+        if one.missing:
             say(f"removing {one.group}: an interrupted `{command('up', request.cluster)}` left no bucket in it")
             there.remove_bucket(one)
+        elif there.may_read(request, one):  # as the storage will have heard in a while
+            opened(one.url, say, now=now, pause=pause)
+            return msgspec.structs.replace(request, bucket=one.url)
+        else:
+            return msgspec.structs.replace(request, bucket=one.url, lets_in=True)
+    return request
 
 
 def staying(request: StackRequest, before: StackRequest | None, engine: BucketEngine) -> StackRequest:
-    """``request``, but with a bucket of its own to make where it was to stay at the one that ``before`` made and that
-    never came to be."""
-    if before is None or before.bucket or request.bucket != before.bucket_url():
+    """``request``, but with a bucket of its own to make, or to be found, where it was to stay at the one that
+    ``before`` made: that never came to be, or its maker was never let in."""
+    if before is None or (before.bucket and not before.lets_in) or request.bucket != before.bucket_url():
         return request
     if _has_bucket(state_of(engine)) or _opens(request.bucket):
         return request

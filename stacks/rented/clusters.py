@@ -27,7 +27,7 @@ from gpuctl.stacks.providers.interface import Say
 from gpuctl.stacks.rented import cluster_bucket
 from gpuctl.stacks.rented.cluster_bucket import state_of
 from gpuctl.stacks.rented.earlier_up import EarlierUp, UpEngine
-from gpuctl.stacks.rented.namesakes import refuse_namesake, refuse_other_account
+from gpuctl.stacks.rented.namesakes import refuse_attached, refuse_namesake, refuse_other_account
 from gpuctl.stacks.rented.readiness import CapacityRefused, FleetRequest, FleetWatch, NoCapacity
 from gpuctl.stacks.rented.remains import telling_what_is_there, what_is_there
 from gpuctl.stacks.rented.teardown import Teardown
@@ -98,16 +98,16 @@ class RentedClusters:
         """
         there = cloud(request.provider)
         account = request.account or there.account(request.region)
+        before = last_request.find(request.cluster)
         if noted := clusters.get(request.cluster):  # an attached one may be a colleague's
             refuse_other_account(request.cluster, noted.account, account)
+            refuse_attached(noted, before)
         request = msgspec.structs.replace(request, account=account, reader=request.reader or there.reader())
         engine = self._engine(request.cluster)
-        before = last_request.find(request.cluster)
         if before is None or request.id:  # of a time before identities: its own things carry none
             refuse_namesake(there.leftovers([request.region], request.cluster), request, is_new=before is None)
         request = cluster_bucket.staying(request, before.request if before else None, engine)
-        group = there.bucket_group(request) if request.bucket else ""
-        request = msgspec.structs.replace(request, bucket_group=group)
+        request = msgspec.structs.replace(request, bucket_group=there.bucket_group(request) if request.bucket else "")
         earlier = EarlierUp(there, engine, lambda of: self._teardown(of, there), self._say)
         home, is_gone = earlier.home(before.request if before else None)
         places = self._places(request, there, home)
@@ -224,12 +224,11 @@ class RentedClusters:
     ) -> KnownCluster:
         """Bring the cluster up in the one zone of ``request``."""
         built = node_package.build()
-        kept = cluster_bucket.kept(request, state := state_of(engine))
-        request = msgspec.structs.replace(with_user_data(request, built.package, terms), bucket=kept)
-        cluster_bucket.clear_unfinished(request, there, state, self._say)
+        request = cluster_bucket.reused(request, there, state_of(engine), self._say, now=self._now, pause=self._pause)
+        request = with_user_data(request, built.package, terms)
         spec = cluster_bucket.spec_of(request, terms)
         made = last_request.noted(request, created_at=time.time())
-        if request.bucket:  # whose it is, before anything is made, and before `down` may take it for ours
+        if request.bucket and not request.lets_in:  # before anything is made, and before `down` takes it for ours
             ownership.meet(open_bucket(made.bucket), spec, self._say)
         begun = LastRequest(request=request, terms=terms, backend=self._backend, is_done=False)
         last_request.remember(begun)

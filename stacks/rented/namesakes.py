@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from gpuctl.cluster.errors import BadInput
-from gpuctl.stacks.clouds.answers import Scan
+from gpuctl.cluster.errors import BadInput, GpuctlError
+from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.cluster.views.holders import described, live_nodes, read_record
+from gpuctl.stacks.clouds.answers import Leftover, Scan
+from gpuctl.stacks.request.last_request import LastRequest
 from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.state.clusters import KnownCluster, command
 
 
 def refuse_other_account(cluster: str, noted: str, mine: str) -> None:
@@ -15,6 +21,24 @@ def refuse_other_account(cluster: str, noted: str, mine: str) -> None:
     if noted not in ("", mine):
         raise BadInput(
             f"{cluster} is in account {noted}, but these credentials are for {mine}", "log in to that account"
+        )
+
+
+def refuse_attached(known: KnownCluster, last: LastRequest | None) -> None:
+    """Raises ``BadInput`` if a cluster is up whose ``last`` request only another machine has."""
+    if last is not None:
+        return
+    try:
+        store = open_bucket(known.bucket)
+        there = read_record(store)
+        live = live_nodes(store) if there else 0
+    except GpuctlError:  # what is there by its tags is looked at next
+        return
+    if there is not None and there.id == known.id:
+        raise BadInput(
+            f"{described(there, live)}, can be changed only where it was made",
+            "`gpuctl status`, `train` and `down` work here; if that machine is lost:"
+            f" `{command('down', known.name)}`, then `{command('up', known.name)}`",
         )
 
 
@@ -35,7 +59,8 @@ def refuse_namesake(scan: Scan, request: StackRequest, *, is_new: bool = True) -
     is_here = any(one.region == request.region for one in others)
     is_away = any(one.region for one in others)
     place = request.region if is_here else f"{'another region of ' if is_away else ''}this account"
-    join = request.bucket_url() if is_here else "URL, that of its bucket"
+    at = request.bucket_url()
+    join = at if _has_record(at, others) else "URL, that of its bucket"
     told = msgspec.structs.replace(scan, found=tuple(others)).summary()
     if not is_new:
         raise BadInput(
@@ -47,3 +72,12 @@ def refuse_namesake(scan: Scan, request: StackRequest, *, is_new: bool = True) -
         f"choose another name (--cluster), or use that one (gpuctl attach {join}), or remove it (gpuctl"
         f" down --by-tag {known.cluster_id or request.cluster} --provider {request.provider} {where})",
     )
+
+
+def _has_record(url: str, others: Sequence[Leftover]) -> bool:
+    """Whether the bucket is that of one of ``others``: its owner may have chosen another."""
+    try:
+        there = read_record(open_bucket(url, patience_s=0.0))
+    except GpuctlError:
+        return False
+    return there is not None and there.id in {one.cluster_id for one in others}

@@ -12,17 +12,25 @@ import ipaddress
 import re
 import secrets
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import msgspec
 
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.storage.bucket_names import parts_of
+from gpuctl.cluster.storage.error_mapping import shown
+from gpuctl.cluster.storage.store_options import plain_name
 from gpuctl.stacks.catalog.instance_types import CloudName
 
 CONFIG_KEY = "request"
 _SCHEMES = {"aws": "s3", "gcp": "gs", "azure": "az"}
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 """What all three clouds take as part of a name: a bucket's has 63 characters, a service account's 30."""
+_AS_IT_IS = "/!'()+,:;=@~"
+"""Of a prefix, in a URL."""
+_PREFIX = re.compile(r"[A-Za-z0-9/!'()+,.:;=@_~ -]*")
+"""What stands for itself in the rules by which nodes are let into a prefix: in AWS's ``*`` and ``?`` are for any others
+and ``${`` begins a variable, in Google's a quote ends the text."""
 
 
 def new_cluster_id() -> str:
@@ -72,6 +80,8 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """URL of a bucket that is there already, such as one that ``down`` has left; empty: the program makes one."""
     bucket_group: str = ""
     """Azure: the resource group of the account in ``bucket``; empty: the one that this program would have made."""
+    lets_in: bool = False
+    """Azure: ``bucket`` is one that an earlier stack made, and ``reader`` has no role in it yet."""
     reader: str = ""
     """Azure: who reads the bucket besides the nodes, as ``User:<object id>`` or ``ServicePrincipal:<object id>``;
     empty: the user who is logged in."""
@@ -155,7 +165,7 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """The URL of ``place``, as ``storage.bucket`` takes it."""
         name, prefix, options = self.place()
         query = f"?{urlencode(options)}" if options else ""
-        return f"{_SCHEMES[self.provider]}://{name}/{prefix}{query}"
+        return f"{_SCHEMES[self.provider]}://{name}/{quote(prefix, safe=_AS_IT_IS)}{query}"
 
     def is_own(self, url: str) -> bool:
         """Whether ``url`` is of the bucket that the program makes where none is given."""
@@ -165,13 +175,19 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """``bucket`` in its parts; the cluster gets a prefix of its own if none is named. Raises ``BadInput``."""
         scheme = _SCHEMES[self.provider]
         parts = urlsplit(self.bucket)
-        options = dict(parse_qsl(parts.query))
+        options = {plain_name(scheme, name.lower()): value for name, value in parse_qsl(parts.query)}
         if parts.scheme != scheme or not parts.netloc:
             raise BadInput(
-                f"{self.bucket!r} is not a bucket of {self.provider}", f"for example {scheme}://bucket/prefix"
+                f"{shown(self.bucket)!r} is not a bucket of {self.provider}", f"for example {scheme}://bucket/prefix"
             )
         if self.provider == "azure" and "account_name" not in options:
-            raise BadInput(f"{self.bucket!r} names no storage account", "add ?account_name=…")
+            raise BadInput(f"{shown(self.bucket)!r} names no storage account", "add ?account_name=…")
         if self.provider == "aws":
             options = {"region": self.region} | options
-        return BucketLocation(parts.netloc, parts.path.strip("/") or self.cluster, options)
+        prefix = unquote(parts_of(self.bucket).path).strip("/")
+        if not _PREFIX.fullmatch(prefix):
+            raise BadInput(
+                f"{shown(self.bucket)!r} has a prefix that nodes cannot be given rights to",
+                "use letters, digits, dashes, dots and underscores",
+            )
+        return BucketLocation(parts.netloc, prefix or self.cluster, options)

@@ -13,6 +13,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from gpuctl.cluster.atomic_write import write_atomic
 from gpuctl.cluster.errors import BadInput
 from gpuctl.stacks.catalog.instance_types import CloudName
 from gpuctl.stacks.state.paths import private_folder, ssh_dir
@@ -70,14 +71,22 @@ def own() -> Path:
 
 def make() -> str:
     """The public key of ``own``, which is made if it is not there; empty where nothing can make it."""
-    if not own().is_file():
-        private_folder(ssh_dir())
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "gpuctl", "-f", str(own())]
-        try:
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return ""
-    return read(own().with_suffix(".pub"))
+    public = own().with_suffix(".pub")
+    try:
+        if not own().is_file():
+            private_folder(ssh_dir())
+            _keygen("-q", "-t", "ed25519", "-N", "", "-C", "gpuctl")
+        if not public.is_file():  # ssh-keygen writes it last, and may have been interrupted
+            write_atomic(public, _keygen("-y"), mode=0o644)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return read(public)
+
+
+def _keygen(*words: str) -> bytes:
+    """What it prints about the file ``own``."""
+    command = ["ssh-keygen", *words, "-f", str(own())]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout
 
 
 def identity(key: str, path: Path | None) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -263,6 +264,67 @@ def test_ctrl_c_is_one_line(written: WrittenCluster) -> None:
     assert process.returncode == 130
     assert said.splitlines()[-1] == "interrupted"
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "module", ["gpuctl.cli.main", "enum", "gpuctl.cli.app", "typer", "gpuctl.cli.commands.machines.status"]
+)
+def test_ctrl_c_is_one_line_also_while_the_command_line_is_imported(written: WrittenCluster, module: str) -> None:
+    """It comes in the moment in which ``module`` is looked for."""
+    program = f"""
+        import os, signal, sys
+        for name in [name for name in sys.modules if name.split(".")[0] in ("enum", "signal", "re")]:
+            del sys.modules[name]
+        class Interrupting:
+            def find_spec(self, name, *_):
+                if name == {module!r}:
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupting())
+        sys.argv = ["gpuctl", "status"]
+        from gpuctl.cli.entry import main
+        main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=written.env,
+        cwd=written.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_later_is_left_to_the_verb(written: WrittenCluster) -> None:
+    (written.work / "digits.py").write_text("")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from gpuctl.cli.entry import main; main()", "train", "digits.py"],
+        env=written.env,
+        cwd=written.work,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("is queued" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "detached; digits-1 goes on" in said
+
+
+def test_a_command_that_ignores_ctrl_c_from_the_start_goes_on_ignoring_it(written: WrittenCluster) -> None:
+    program = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from gpuctl.cli.entry import main"
+    ask = "import atexit; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); import sys; sys.argv[1:] = []"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; {ask}; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"],
+        env=written.env,
+        cwd=written.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n")
 
 
 @pytest.mark.parametrize(

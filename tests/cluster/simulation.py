@@ -128,6 +128,8 @@ class Simulation:
         self.nodes: dict[str, Node] = {}
         self.lives: dict[Life, Node] = {}
         self.lies: dict[tuple[str, str], PeerState] = {}
+        self.full = False
+        """The store takes nothing new."""
         self.late: list[Callable[[], Any]] = []
         self.worlds: dict[tuple[str, int], World] = {}
         self.jobs: dict[str, JobSpec] = {}
@@ -328,6 +330,8 @@ class NodeStore:
 
     def _spoil(self, key: str, write: bool) -> Spoil:
         node = self._node
+        if write and self._sim.full:
+            return "cut"
         if write:
             for part in [part for part in node.traps if part in key]:
                 self._sim.say(node.name, f"{node.traps[part]} at {key}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpuctl.cluster import layout
 from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
+from tests.e2e.scripts import COUNTING
 from tests.fakes.small_disk import fill, mounted
 
 
@@ -50,3 +53,77 @@ def test_up_on_a_disk_that_is_nearly_full_makes_nothing_and_is_repeated(small: C
         f"error: cannot use the state folder {small.state}: {full}",
     }
     small.up("2")
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_where_what_it_prints_has_no_room_and_tells_how_much_is_missing(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with mounted(state / "local", "24m") as disk:
+        cluster = Cluster(state, tmp_path / "work")
+        try:
+            cluster.up("1")
+            gate, here = tmp_path / "gate", tmp_path / "here"
+            script = """
+                import pathlib, sys, time
+                gate, here = map(pathlib.Path, sys.argv[1:])
+                print("begun", flush=True)
+                here.write_text("waits")
+                while not gate.exists():
+                    time.sleep(0.02)
+                for number in range(1000):
+                    print("a line with some words in it", number, flush=True)
+                print("an error", file=sys.stderr)
+                here.write_text("printed")
+                while gate.exists():
+                    time.sleep(0.02)
+                print("done")
+            """
+            job = cluster.train(cluster.write("talk.py", script), "--", str(gate), str(here))
+            cluster.wait(lambda: here.exists() and here.read_text() == "waits", "the script to have begun")
+            ballast = fill(disk)
+            gate.touch()
+            cluster.wait(lambda: here.read_text() == "printed", "all to be printed")
+            cluster.wait(lambda: "no space left on the disk" in cluster.run("status").stdout, "status to tell of it")
+            ballast.unlink()
+            gate.unlink()
+            ended = cluster.wait_for_end(job)
+            assert ended.outcome is not None and ended.outcome.result == "succeeded"
+            lines = cluster.run("logs", job).stdout.splitlines()
+            assert lines[0].endswith("| begun") and lines[-1].endswith("| done")
+            assert lines[-2].endswith(" bytes of output are missing here: the disk was full")
+        finally:
+            cluster.end()
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_where_the_bucket_is_full_for_many_leases_and_has_room_again(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with mounted(state / "buckets", "8m") as disk:
+        cluster = Cluster(state, tmp_path / "work")
+        cluster.lease_s = 3.0
+        try:
+            cluster.up("2")
+            script = cluster.write("count.py", COUNTING)
+            job = cluster.train(script, "--", "--steps", "100000", "--every", "5", "--rest", "0.05")
+            cluster.wait(lambda: cluster.checkpoints(job).entries, "a checkpoint")
+            before = {name: record.incarnation for name, record in cluster.nodes().items()}
+            ballast = fill(disk)
+            cluster.wait(lambda: _silent_s(cluster) > 4 * cluster.lease_s, "some leases to have passed")
+            assert "no space left on the disk" in cluster.run("status").stdout
+            last = cluster.checkpoints(job).entries[-1].step
+            ballast.unlink()
+            cluster.wait(lambda: cluster.checkpoints(job).entries[-1].step > last, "another checkpoint")
+            cluster.wait(lambda: "2 of 2 nodes live" in cluster.run("status").stdout, "the nodes to be heard of again")
+            assert {entry.number for entry in cluster.history(job)} == {1}, "the round of the beginning goes on"
+            assert {name: record.incarnation for name, record in cluster.nodes().items()} == before
+            told = cluster.run("logs", job, "--rank", "0").stdout
+            assert told.count("has to wait: the bucket") == 1
+        finally:
+            cluster.end()
+
+
+def _silent_s(cluster: Cluster) -> float:
+    """Since a heartbeat came last."""
+    return time.time() - max(entry.modified for entry in cluster.bucket.list(layout.NODES))

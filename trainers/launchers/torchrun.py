@@ -30,6 +30,7 @@ from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
 from gpuctl.cluster.worker_context import STDERR_MARK
 from gpuctl.trainers import gloo_exit, stack_signal
 from gpuctl.trainers.launchers.descendants import end_holders
+from gpuctl.trainers.log_output import LogFile, to_log
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,22 +234,17 @@ def _be_a_fresh_process() -> None:
     linecache.clearcache()
 
 
-class _Stderr(io.FileIO):
-    """Marks each line, so that those who read both streams in one can still tell them apart."""
-
-    def write(self, data: Any) -> int:
-        super().write(b"".join(STDERR_MARK + line for line in bytes(data).splitlines(keepends=True)))
-        return len(data)
-
-
 def _have_one_output() -> None:
-    """stderr goes where stdout does: of two files nobody could tell what was written first."""
+    """stderr goes where stdout does: of two files nobody could tell what was written first. It marks each line, so that
+    those who read both streams in one can still tell them apart."""
     sys.stderr.flush()
     os.dup2(1, 2)
-    raw = io.BufferedWriter(_Stderr(2, "w", closefd=False))
+    raw = io.BufferedWriter(LogFile(2, STDERR_MARK))
     sys.stderr = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
-    sys.__stderr__ = sys.stderr  # type: ignore[misc]  # ours is as good as the one that the process began with
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout = out = to_log(sys.stdout, LogFile(1))
+    out.reconfigure(line_buffering=True)
+    # Ours are as good as those that the process began with.
+    sys.__stdout__, sys.__stderr__ = out, sys.stderr  # type: ignore[misc]
 
 
 def _print_as_python_would(error: BaseException, script: str) -> None:

@@ -9,7 +9,6 @@ is.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import math
 import mmap
@@ -21,6 +20,7 @@ from typing import SupportsFloat
 
 from gpuctl.cluster import worker_context
 from gpuctl.cluster.worker_context import WorkerContext
+from gpuctl.trainers.metrics.append_file import AppendFile
 from gpuctl.trainers.metrics.tensorboard_events import EventFile
 
 _PROGRESS_BYTES = 160
@@ -46,10 +46,10 @@ class Metrics:
         self, records: Path | None, progress: Path | None, tensorboard: Path | None, round_number: int = 0
     ) -> None:
         self._round = round_number
-        self._records: int | None = None
+        self._records: AppendFile | None = None
         self._progress: mmap.mmap | None = None
         try:
-            self._records = _open(records, os.O_APPEND) if records else None
+            self._records = AppendFile(records) if records else None
             self._progress = _mapped(progress, _PROGRESS_BYTES) if progress else None
         except OSError as error:  # a full disk: a training that saves its checkpoints elsewhere goes on
             print(f"gpuctl: steps and metrics are not recorded: {error}", file=sys.stderr)
@@ -64,6 +64,8 @@ class Metrics:
         self._measured: tuple[int, float] | None = None
         """Step and time at which the rate was measured last; ``None`` also where the script tells of its own."""
         self._tells_rate = False
+        self.steps: int | None = None
+        """Of the whole training, for people."""
 
     @classmethod
     def from_env(cls) -> Metrics:
@@ -100,7 +102,8 @@ class Metrics:
             if not self._tells_rate:
                 self._measure(step, now)
             self._step = step
-            line = f'{{"step": {int(step)}, {self._said}, "at": {now:.3f}}}'
+            of = f', "steps": {self.steps}' if self.steps is not None else ""
+            line = f'{{"step": {int(step)}{of}, {self._said}, "at": {now:.3f}}}'
             self._progress[:] = line.ljust(_PROGRESS_BYTES - 1).encode() + b"\n"
 
     def stepped(self, step: int) -> None:
@@ -128,8 +131,7 @@ class Metrics:
 
     def _record_bare(self, step: int) -> None:
         now = time.time()
-        with contextlib.suppress(OSError):  # a full disk
-            self._record(step, now, {"steps_per_s": rate} if (rate := self._shown["steps_per_s"]) else {})
+        self._record(step, now, {"steps_per_s": rate} if (rate := self._shown["steps_per_s"]) else {})
         self._recorded, self._recorded_at = step, now
 
     def _record_last(self) -> None:
@@ -139,7 +141,7 @@ class Metrics:
     def _record(self, step: int, now: float, numbers: dict[str, float | None]) -> None:
         if self._records is not None:
             record = {"step": step, "at": round(now, 3), "round": self._round, **numbers}
-            os.write(self._records, json.dumps(record).encode() + b"\n")
+            self._records.append(json.dumps(record).encode() + b"\n")
 
 
 _of_this_process: tuple[int, Metrics] | None = None
@@ -153,14 +155,11 @@ def metrics() -> Metrics:
     return _of_this_process[1]
 
 
-def _open(path: Path, flags: int) -> int:
-    return os.open(_made(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
-
-
 def _mapped(path: Path, size: int) -> mmap.mmap:
     """A file to write to as memory, which is done at every step: 5 us where a ``pwrite`` takes 14. The kernel keeps it
     just the same when this process is killed."""
-    file = os.open(_made(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if hasattr(os, "posix_fallocate"):  # memory of a file without room on the disk ends its process, by SIGBUS
             os.posix_fallocate(file, 0, size)
@@ -169,11 +168,6 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
         return mmap.mmap(file, size)
     finally:
         os.close(file)
-
-
-def _made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _finite(value: SupportsFloat) -> float | None:

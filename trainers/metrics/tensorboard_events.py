@@ -17,13 +17,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpuctl.trainers.metrics.append_file import AppendFile
+
 
 class EventFile:
-    """A new event file in ``folder``, made when the first event is written. Events are appended unbuffered."""
+    """A new event file in ``folder``, made when the first event is written. Events are appended unbuffered;
+    a full disk drops them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file: int | None = None
+        self._file: AppendFile | None = None
 
     def scalars(self, step: int, at: float, values: Mapping[str, float]) -> None:
         """Add one event with ``values`` at ``step``; ``at`` is in seconds since the epoch."""
@@ -32,12 +35,14 @@ class EventFile:
 
     def _append(self, data: bytes) -> None:
         if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
             now = time.time()
             path = self._folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.0"
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                self._file = AppendFile(path)
+            except OSError:  # no room even for a name
+                return
             data = _record(_double(1, now) + _message(3, b"brain.Event:2")) + data
-        os.write(self._file, data)
+        self._file.append(data)
 
 
 def _record(data: bytes) -> bytes:

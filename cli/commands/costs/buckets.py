@@ -82,10 +82,9 @@ def rm(
             f"the bucket {chosen.name} cannot be listed: {seen.trouble.message}",
             "check the credentials, or add --force",
         )
-    if seen.up and not force:
-        raise BadInput(
-            f"the bucket {chosen.name} is used by {' and '.join(seen.up)}", "run `gpuctl down` first, or add --force"
-        )
+    if seen.users and not force:
+        hint = "run `gpuctl down` first, or add --force" if seen.up else "to delete what that has left too, add --force"
+        raise BadInput(f"the bucket {chosen.name} is used by {' and '.join(seen.users)}", hint)
     _ask(seen, bucket, yes)
     cloud(name).remove_bucket(chosen)
     left = cloud(name).kept_buckets([chosen.region], chosen.cluster)
@@ -144,7 +143,7 @@ def _row(one: BucketUse) -> list[str]:
         "-" if one.bytes is None else size(one.bytes),
         "-" if one.objects is None else str(one.objects),
         "-" if usd is None else f"{usd:.2f}",
-        ", ".join(one.up) or ("unknown" if one.trouble else "no"),
+        ", ".join(one.users) or ("unknown" if one.trouble else "no"),
     ]
 
 
@@ -156,6 +155,6 @@ def _as_json(one: BucketUse) -> dict[str, Any]:
         "objects": one.objects,
         "bytes": one.bytes,
         "usd_per_month": one.usd_per_month,
-        "used_by": list(one.up),
+        "used_by": list(one.users),
         "trouble": one.trouble.message if one.trouble else "",
     }

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from gpuctl.cli.render.terminal import count, fitting, number, out, out_json, say, table
-from gpuctl.cli.session.rental_plan import named_regions
+from gpuctl.cli.session.rental_plan import named_regions, set_regions
 from gpuctl.cli.settings.options import Output, dollars, parse_flag, text_option, wants_json, whole_number
 from gpuctl.cli.settings.resolve import load
 from gpuctl.cluster.errors import BadInput
@@ -47,9 +47,10 @@ def verb(
 ) -> None:
     """List machine types and prices, the cheapest GPU first.
 
-    Each type stands in the region where it is cheapest. Prices are those of the catalog that comes with gpuctl, of the
-    days that are shown. With --refresh spot prices are those of now; a cloud is asked with your credentials (Azure
-    without any), AWS if none is named, in the regions that are named, or the one that up would take.
+    Each type stands in the region where it is cheapest; with --provider, in those of the setting `region`, if it is
+    set. Prices are those of the catalog that comes with gpuctl, of the days that are shown. With --refresh spot prices
+    are those of now; a cloud is asked with your credentials (Azure without any), AWS if none is named, in the regions
+    that are named, or the one that up would take.
     """
     as_json = wants_json(output)
     if provider is not None:
@@ -57,6 +58,8 @@ def verb(
     if region is not None and all_regions:
         raise BadInput("--region and --all-regions exclude each other", "leave one of them out")
     names = _named(provider, region, new=refresh)
+    if provider is not None and not (names or all_regions or refresh):
+        names = _set(provider)
     wanted = MachineFilter(
         provider=provider,
         regions=names,
@@ -97,6 +100,14 @@ def _named(provider: str | None, flag: str | None, *, new: bool) -> tuple[str, .
         if not any(region_names.is_known(of, region_names.normal(name)) for of in CLOUDS):
             raise BadInput(f"unknown region {name!r}", "gpuctl offers --all-regions shows all")
     return tuple(region_names.normal(name) for name in names)
+
+
+def _set(provider: str) -> tuple[str, ...]:
+    """The regions of the setting, where ``up`` would rent."""
+    told = set_regions(load(only=("region",)), cloud(provider).name)
+    if told:
+        say(f"region: {', '.join(one.name for one in told)} ({told[0].source})")
+    return tuple(one.name for one in told)
 
 
 def _refresh(provider: CloudName, named: Sequence[str], *, all_regions: bool) -> None:

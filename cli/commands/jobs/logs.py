@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from gpuctl.cli.render import boot_log
-from gpuctl.cli.render.follow import Follower, Printer, tell_end
+from gpuctl.cli.render.job.follow import Follower, tell_end
+from gpuctl.cli.render.job.log_lines import Printer
 from gpuctl.cli.session.open_cluster import reach
 from gpuctl.cli.settings.options import Bucket, Cluster, Output, parse_flag, text_option, wants_json, whole_number
 from gpuctl.cluster import layout

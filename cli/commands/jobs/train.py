@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from gpuctl.cli.render.follow import Follower, Printer, tell_end
+from gpuctl.cli.render.job.follow import Follower, tell_end
+from gpuctl.cli.render.job.log_lines import Printer
 from gpuctl.cli.render.terminal import count, out, say
 from gpuctl.cli.session.code_upload import send_folder
 from gpuctl.cli.session.open_cluster import USED, OpenCluster, reach_with

@@ -9,6 +9,7 @@ import typer
 
 from gpuctl.cli.render.dialog import TerminalDialog
 from gpuctl.cli.render.terminal import out, say
+from gpuctl.cli.session.open_cluster import refuse_missing_folder
 from gpuctl.cli.settings.options import parse_flag
 from gpuctl.cli.settings.resolve import cluster_name
 from gpuctl.cluster import layout
@@ -35,6 +36,7 @@ def verb(
 
     A cluster that is down can be attached too: the next `gpuctl up` here goes on with its jobs and checkpoints.
     """
+    refuse_missing_folder(bucket)
     store = open_bucket(bucket)
     record = read_record(store) or read_past(store)
     if record is None:

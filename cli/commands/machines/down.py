@@ -92,6 +92,7 @@ def verb(
             return
         store = None
     provides = provider_named(there.provider, TerminalDialog(yes=yes))
+    provides.check_down(there)
     is_own = provides.has_own_bucket(there)
     waiting = _unfinished(store)
     if waiting and not yes:

@@ -13,7 +13,7 @@ mpl.use("Agg")  # before pyplot looks for a screen
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from gpuctl.cli.render.timeline import Point, RoundSpan, kept
+from gpuctl.cli.render.job.timeline import Point, RoundSpan, kept
 
 
 def draw(path: Path, calm: Sequence[Point], rough: Sequence[Point], lived: Sequence[RoundSpan], title: str) -> None:

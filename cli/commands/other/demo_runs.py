@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import gpuctl
+from gpuctl.cli.render.job.timeline import Point, RoundSpan, redone, round_spans
 from gpuctl.cli.render.terminal import number, out, say
-from gpuctl.cli.render.timeline import Point, RoundSpan, redone, round_spans
 from gpuctl.cluster import layout
 from gpuctl.cluster.agreement import ledgers
 from gpuctl.cluster.errors import BadInput, GpuctlError

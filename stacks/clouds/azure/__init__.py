@@ -87,8 +87,11 @@ class Azure(Cloud):
     def bucket_group(self, request: StackRequest) -> str:
         return str(self._module("storage_accounts").bucket_group(request))
 
-    def unfinished_buckets(self, request: StackRequest) -> Sequence[KeptBucket]:
-        return [one for one in self.kept_buckets([request.region], request.cluster) if one.missing]
+    def unread_buckets(self, request: StackRequest) -> Sequence[KeptBucket]:
+        return self.kept_buckets([request.region], request.cluster)
+
+    def may_read(self, request: StackRequest, bucket: KeptBucket) -> bool:
+        return bool(self._module("storage_accounts").may_read(request, bucket))
 
     def extras(self, request: StackRequest, machine: MachineType) -> Sequence[Extra]:
         del machine

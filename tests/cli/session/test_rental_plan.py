@@ -15,6 +15,8 @@ from gpuctl.cli.session.rental_plan import MachineFlags, request_of
 from gpuctl.cli.settings.resolve import load
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
 from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.state import clusters
+from gpuctl.stacks.state.clusters import KnownCluster
 
 _OF_A_USER = ("GPUCTL_", "AWS_", "PULUMI_", "CLOUDSDK_", "GOOGLE_", "AZURE_")
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f ada@here\n"
@@ -90,6 +92,9 @@ def test_a_cluster_stays_at_its_bucket_in_another_region(
     said = capsys.readouterr().err
     assert "stays in us-east-1; from us-west-2 it is slower" in said and "not that of gpuctl.yaml:1" in said
     assert url("bucket", "s3://mine/x", region="us-east-1") == "s3://mine/x?region=us-east-1"
+    monkeypatch.setenv("GPUCTL_BUCKET", "gs://of-another-cloud/runs")
+    assert url(region="us-east-1") == before.bucket_url()
+    assert "as before, not that of GPUCTL_BUCKET" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -118,6 +123,18 @@ def test_the_region_goes_by_one_rule_and_is_told(home: Path) -> None:
     (home / "gpuctl.yaml").unlink()
     assert region(run(home, *g5, AWS_REGION="us-west-2")) == "us-west-2 (AWS_REGION)"
     assert region(run(home, *g5)) == "us-east-1 (the default)"
+
+
+def test_an_attached_cluster_stays_in_its_region(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bucket is there, with what its jobs have left."""
+    monkeypatch.setenv("GPUCTL_STATE_DIR", str(home / "state"))
+    url = "s3://gpuctl-default/default?region=eu-west-1"
+    clusters.remember(KnownCluster(name="default", provider="aws", bucket=url, id="1" * 10, region="eu-west-1"))
+    g5 = ("--type", "g5.xlarge")
+    (home / "gpuctl.yaml").write_text("region: eu-west-3\n")
+    assert region(run(home, *g5, AWS_REGION="us-west-2")) == "eu-west-1 (where the cluster is)"
+    assert region(run(home, *g5, "--region", "eu-west-2")) == "eu-west-2 (--region)"
+    assert region(run(home, *g5, "-c", "other", "--provider", "aws")) == "eu-west-3 (gpuctl.yaml:1)"
 
 
 def test_the_cheapest_of_several_regions_is_taken_and_told(home: Path) -> None:

@@ -320,6 +320,23 @@ def test_a_rank_0_that_is_cut_off_is_followed_after_its_lease(cluster: Start) ->
     assert not sim.nodes["a"].mingle.leads
 
 
+def test_a_bucket_that_takes_nothing_for_many_leases_costs_no_round(cluster: Start) -> None:
+    sim = cluster("abc")
+    sim.holding = True
+    job = sim.submit(3, 3)
+    assert sim.pass_time(10, lambda: members(sim, job) == "abc")
+    before = sim.rules.newest(job)
+    sim.full = True
+    sim.pass_time(20)
+    sim.full = False
+    sim.nodes["b"].base = sim.nodes["c"].base = "cut"  # rank 0's heartbeat is the first that gets there again
+    sim.pass_time(1)
+    sim.nodes["b"].base = sim.nodes["c"].base = "ok"
+    sim.pass_time(10)
+    after = sim.rules.newest(job)
+    assert before and after and (after.number, after.phase) == (before.number, "run")
+
+
 def test_a_job_that_rank_0_told_a_node_of_is_not_forgotten_when_that_node_could_not_look_it_up(cluster: Start) -> None:
     sim = cluster("ab", contact=False)
     sim.holding = True

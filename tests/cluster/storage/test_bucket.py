@@ -684,6 +684,17 @@ def test_a_fork_of_a_process_that_used_a_bucket_is_told_instead_of_hanging(file_
     assert forked("unused") == "True\n"
 
 
+@pytest.mark.parametrize(
+    ("status", "code"), [(403, "QuotaExceeded"), (400, "XMinioAdminBucketQuotaExceeded"), (507, "XMinioStorageFull")]
+)
+def test_a_bucket_that_is_full_may_have_room_again(proxy: Proxy, bucket: Bucket, status: int, code: str) -> None:
+    proxy.plan("refuse", "PUT", times=99, status=status, code=code)
+    with pytest.raises(StoreUnavailable, match="is full"):
+        bucket.put("k", b"")
+    proxy.heal()
+    bucket.put("k", b"")
+
+
 def test_every_failure_is_one_line_with_what_to_do(proxy: Proxy, bucket: Bucket) -> None:
     for status, code in ((403, "AccessDenied"), (404, "NoSuchBucket"), (503, "SlowDown"), (507, "Full")):
         proxy.plan("refuse", "GET", times=99, status=status, code=code)

@@ -76,6 +76,19 @@ def test_what_is_no_cloud_may_have_rules_of_its_own(option: str, monkeypatch: py
         parts_of(f"s3://UPPER_case!/p{option}")
 
 
+@pytest.mark.parametrize("path", ["/..", "/.", "/a/../b", "/a/%2e%2e/b", "/a%2F..", "//a", "/a//b", "/a/%2Fb", "/a//"])
+def test_a_prefix_is_written_as_it_is(path: str) -> None:
+    """Else two spellings of one prefix would be two to whoever compares them, and one to the store."""
+    for bucket in ("s3://bucket", "gs://bucket", "az://box"):
+        with pytest.raises(BadInput, match=r"has an empty part, .* in its prefix; write the prefix without it"):
+            parts_of(f"{bucket}{path}")
+
+
+@pytest.mark.parametrize("path", ["", "/", "/a", "/a/", "/a/b..c/.d", "/te%61m"])
+def test_a_prefix_may_end_with_a_slash_and_have_dots(path: str) -> None:
+    assert parts_of(f"s3://bucket{path}").path == path
+
+
 def test_a_url_that_cannot_be_read_is_none() -> None:
     with pytest.raises(BadInput, match="is not a bucket URL"):
         parts_of("s3://[x")

@@ -8,6 +8,7 @@ looked at is somebody else's (``azure_cloud``).
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -24,9 +25,12 @@ from urllib.parse import parse_qs, urlsplit
 from azure.core.credentials import AccessToken
 
 from gpuctl.stacks.clouds.azure.client import AzureAccount, connecting
+from tests.fakes.pulumi.resources_azure import USER
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
-TOKEN = "a-token"
+_CLAIMS = {"oid": USER, "scp": "user_impersonation"}
+TOKEN = f"e30.{base64.urlsafe_b64encode(json.dumps(_CLAIMS).encode()).decode().rstrip('=')}.signature"
+"""Of a person who is logged in: learn.microsoft.com, "Access token claims reference"."""
 _PAGE = 2
 _RECORDED = Path(__file__).with_name("arm")
 

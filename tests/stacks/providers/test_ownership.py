@@ -125,6 +125,24 @@ def test_no_cluster_is_above_or_below_another(bucket_url: str, record: ClusterSp
     assert meet(bucket.at("x/beside"), MINE) is None
 
 
+def test_how_many_nodes_of_a_neighbour_live_is_told(bucket_url: str) -> None:
+    bucket = open_bucket(bucket_url)
+    theirs = bucket.at("x/deeper")
+    theirs.put(layout.CLUSTER, encode(THEIRS))
+    theirs.put(layout.node("n"), encode(NodeRecord(node="n", incarnation="i", beat=1, address="10.0.0.1", port=1)))
+    for place in ("x", "x/deeper/still"):
+        with pytest.raises(BadInput, match=r"cluster 'a' of kim@lab, since .*, 1 node live;"):
+            meet(bucket.at(place), MINE)
+
+
+def test_a_prefix_above_is_found_however_the_url_is_written(s3_url: str) -> None:
+    bucket = open_bucket(s3_url)
+    bucket.at("x").put(layout.CLUSTER, encode(THEIRS))
+    base, _, query = s3_url.partition("?")
+    with pytest.raises(BadInput, match=r"is below .*/x(\?\S*)?, which has cluster 'a' of"):
+        meet(open_bucket(f"{base}/x%2Fdeeper?{query}"), MINE)
+
+
 def test_what_ones_own_cluster_has_left_may_be_near(file_url: str) -> None:
     bucket = open_bucket(file_url)
     bucket.at("x").put(layout.PAST, encode(replace(PAST, owner=MINE.owner)))

@@ -17,6 +17,7 @@ import pytest
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.stacks.providers import ownership
 from gpuctl.stacks.request.stack_request import StackRequest
 from tests.fakes.azure import api as azure_api
 from tests.fakes.azure import blobs
@@ -361,14 +362,70 @@ def test_what_is_not_said_again_stays_as_it_was(account: Account) -> None:
 @pytest.mark.slow
 def test_an_account_without_a_container_that_an_interrupted_up_left_is_in_nobodys_way(account: Account) -> None:
     """As it was when the machines' identity was what was just being created."""
-    tags = {"gpuctl:cluster": account.cluster, "gpuctl:id": "0123456789"}
-    group = f"resourceGroups/gpuctl-{account.cluster}-{EAST}-kept"
+    tags = _tags(account, ownership.me(), "0123456789")
+    group = _kept_group(account)
     account.there.put(group, location=EAST, tags=tags)
     account.there.put(f"{group}/providers/Microsoft.Storage/storageAccounts/other", location=EAST, tags=tags)
     account.boot_machines()
     assert f"removing gpuctl-{account.cluster}-{EAST}-kept: an interrupted" in account.up(nodes="1").stderr
     assert account.there.storage("other") is None and account.bucket().list("nodes/")
     assert "removing" not in account.up(nodes="1").stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["", "new"])
+def test_a_bucket_that_its_maker_may_not_read_yet_is_used(account: Account, azurite_endpoint: str, role: str) -> None:
+    """An interrupted ``up`` had made the bucket, and not the role; or a moment ago."""
+    container = _left_bucket(account, owner="me@laptop", id_="0123456789")
+    azurite.create(azurite_endpoint, f"{container.split('/')[-5]}-gpuctl")
+    if role:
+        given = {"scope": container, "principalId": USER, "roleDefinitionId": f"/{blobs.DATA_CONTRIBUTOR}"}
+        account.there.put("providers/Microsoft.Authorization/roleAssignments/of-the-user", properties=given)
+    last = account.up(nodes="1", code=2)
+    assert "holds the bucket of me@laptop's cluster" in last.stderr and "gpuctl buckets rm" in last.stderr
+    assert [path for path in account.there.paths() if "virtualmachinescalesets" in path.lower()] == []
+    account.there.put(_kept_group(account), location=EAST, tags=_tags(account, ownership.me(), "0123456789"))
+
+    account.obstacles.refuse(f"create azure-native:compute:VirtualMachineScaleSet {account.cluster}")
+    account.up(nodes="1", code=1)
+    account.obstacles.forget()
+    account.boot_machines()
+    account.up(nodes="1")
+    assert account.there.storage(account.known().bucket.partition("account_name=")[2], "gpuctl") == container
+    assert account.bucket().list("nodes/")
+    readers = [
+        one["properties"]["scope"]
+        for one in account.there.of_type("microsoft.authorization/roleassignments")
+        if one["properties"]["principalId"] == USER
+    ]
+    assert readers == [container]
+    account.up(nodes="1")
+
+
+def _left_bucket(account: Account, *, owner: str, id_: str) -> str:
+    """The id of a container that an earlier ``up`` has made, and nothing else; its resource group says whose."""
+    name = StackRequest(
+        cluster=account.cluster,
+        provider="azure",
+        type=TYPE,
+        nodes_min=1,
+        nodes_max=1,
+        region=EAST,
+        account=SUBSCRIPTION,
+    ).account_name()
+    group = _kept_group(account)
+    account.there.put(group, location=EAST, tags=_tags(account, owner, id_))
+    at = f"{group}/providers/Microsoft.Storage/storageAccounts/{name}"
+    account.there.put(at, location=EAST)
+    return account.there.put(f"{at}/blobServices/default/containers/gpuctl")
+
+
+def _kept_group(account: Account) -> str:
+    return f"resourceGroups/gpuctl-{account.cluster}-{EAST}-kept"
+
+
+def _tags(account: Account, owner: str, id_: str) -> dict[str, str]:
+    return {"gpuctl:cluster": account.cluster, "gpuctl:id": id_, "gpuctl:owner": owner}
 
 
 @pytest.mark.slow

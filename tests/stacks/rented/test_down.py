@@ -68,11 +68,26 @@ def test_who_attaches_uses_the_cluster_and_may_take_it_down(
     said = account.run_alone("attach", url).stdout
     assert said.startswith(f"attached to cluster '{account.cluster}' of ") and "2 nodes live" in said
     assert all(f"{name} " in account.run("status").stdout for name in account.machines())
+    line = account.up(code=2, nodes="3").stderr.splitlines()[-1]
+    assert ", 2 nodes live, can be changed only where it was made; `gpuctl status --cluster" in line
     done = account.run("down", "-y")
     assert "removing resources by tag" in done.stderr
     assert account.run("leaks", "--provider", "aws").stdout == ""
     monkeypatch.setattr(account, "env", mine)
     account.run("down", "-y")  # whoever made it finds nothing any more, and forgets it
+
+
+@pytest.mark.slow
+def test_a_namesake_at_a_bucket_of_its_own_is_not_attached_by_a_guess(account: Account, tmp_path: Path) -> None:
+    account.boot_machines()
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=f"team-{account.cluster}")
+    account.up("--bucket", f"s3://team-{account.cluster}/runs", nodes="1")
+    mine, account.env = account.env, _colleague(account, tmp_path)
+    line = account.up(code=2).stderr.splitlines()[-1]
+    assert f"cluster {account.cluster} already exists in us-east-1" in line
+    assert "or use that one (gpuctl attach URL, that of its bucket), or remove it" in line
+    account.env = mine
+    account.run("down", "-y")
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.stacks.catalog.instance_types import CloudName
 from tests.fakes.requests import asked
 
 LONG = "a-cluster-whose-name-is-long-1"
@@ -47,6 +49,44 @@ def test_a_container_without_its_account_is_refused() -> None:
 def test_a_bucket_that_was_given_without_a_prefix_gets_the_clusters_name_as_one() -> None:
     assert asked("aws", bucket="s3://mine?region=eu-west-1").given_bucket() == ("mine", "demo", {"region": "eu-west-1"})
     assert asked("aws", bucket="s3://mine/a/b/").given_bucket() == ("mine", "a/b", {"region": "us-east-1"})
+
+
+@pytest.mark.parametrize("url", ["s3://mine/te%61m/x", "s3://mine/team%2Fx/", "s3://mine/team/x"])
+def test_a_prefix_is_the_same_however_its_url_is_written(url: str) -> None:
+    """Nodes are given rights to it as the store knows it: to ``te%61m`` they would read nothing."""
+    request = asked("aws", bucket=url)
+    assert request.place().prefix == "team/x"
+    assert request.bucket_url() == "s3://mine/team/x?region=us-east-1"
+
+
+def test_a_space_in_a_prefix_is_one_in_the_nodes_rights_and_none_in_the_url() -> None:
+    request = asked("gcp", bucket="gs://mine/a run%20(2)")
+    assert (request.place().prefix, request.bucket_url()) == ("a run (2)", "gs://mine/a%20run%20(2)")
+
+
+@pytest.mark.parametrize("prefix", ["*", "team-*", "te%3Fm", "${aws:username}", 'a"b', "a\\b", "%ff"])
+def test_a_prefix_that_stands_for_others_in_the_nodes_rights_is_refused(prefix: str) -> None:
+    buckets: dict[CloudName, str] = {"aws": "s3://mine", "gcp": "gs://mine", "azure": "az://mine"}
+    for provider, bucket in buckets.items():
+        with pytest.raises(BadInput, match="has a prefix that nodes cannot be given rights to") as refused:
+            asked(provider, bucket=f"{bucket}/{prefix}?account_name=lab&secret_access_key=hidden")
+        assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["region", "aws_region", "AWS_REGION"])
+def test_an_option_has_one_name_however_it_is_written(option: str) -> None:
+    """obstore takes all of these, and none of them twice."""
+    request = asked("aws", bucket=f"s3://mine/x?{option}=eu-west-1")
+    assert request.bucket_url() == "s3://mine/x?region=eu-west-1"
+    open_bucket(request.bucket_url())
+    request = asked("azure", bucket="az://mine/x?azure_storage_account_name=lab")
+    assert request.place().options == {"account_name": "lab"}
+
+
+def test_what_is_no_bucket_of_the_cloud_is_told_without_its_keys() -> None:
+    with pytest.raises(BadInput, match="'gs://mine' is not a bucket of aws") as refused:
+        asked("aws", bucket="gs://mine?service_account_key=hidden")
+    assert "hidden" not in str(refused.value)
 
 
 def test_the_mark_tells_apart_what_is_not_the_same() -> None:

@@ -31,6 +31,13 @@ def test_the_key_is_made_once_for_this_user_alone() -> None:
     assert keys.identity("ssh-ed25519 another", None) == ""
 
 
+def test_a_key_whose_public_part_was_never_written_is_used() -> None:
+    key = keys.make()
+    keys.own().with_suffix(".pub").unlink()
+    assert keys.make().split()[:2] == key.split()[:2]
+    assert keys.identity(keys.make(), None) == str(keys.own())
+
+
 def test_without_ssh_keygen_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert keys.make() == ""

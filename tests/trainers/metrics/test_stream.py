@@ -14,6 +14,7 @@ import torch
 
 from gpuctl.cluster.worker_context import METRICS, PROGRESS, WorkerContext
 from gpuctl.trainers.metrics.stream import Metrics
+from tests.fakes.small_disk import mounted
 
 
 @pytest.fixture
@@ -51,6 +52,16 @@ def test_the_progress_of_a_node_is_one_line_that_never_grows(
     progress = msgspec.json.decode(text)
     assert progress.pop("at") > 1e9
     assert progress == {"step": 7, "loss": 1 / 3, "steps_per_s": 123456.789}
+
+
+def test_the_progress_of_a_training_whose_length_is_known_tells_it(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = of_rank(context, monkeypatch, 0, 0)
+    metrics.steps = 2000
+    metrics.log(7, {"loss": 1.0})
+    progress = json.loads((context.round_dir / PROGRESS).read_bytes())
+    assert (progress["step"], progress["steps"], progress["loss"]) == (7, 2000, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -149,3 +160,29 @@ def test_a_disk_without_room_costs_the_metrics_and_not_the_training(
         assert "No space left on device" in capsys.readouterr().err
     finally:
         subprocess.run(["umount", "-l", str(context.round_dir)], check=False)
+
+
+def test_records_that_a_disk_has_no_room_for_are_dropped_and_none_is_torn(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mounted(context.round_dir, "16k") as disk:
+        metrics = of_rank(context, monkeypatch, 0, 0)
+        ballast = disk / "ballast"
+        ballast.write_bytes(b"x" * 4096)
+        for step in range(1000):
+            metrics.log(step, {"loss": 1.0})
+        assert (disk / METRICS).stat().st_size == 2 * 4096, "what the progress and the ballast leave"
+        ballast.unlink()
+        metrics.log(1000, {"loss": 2.0})
+        steps = [json.loads(line)["step"] for line in (disk / METRICS).read_text().splitlines()]
+        assert steps[-1] == 1000 and steps[:-1] == [*range(len(steps) - 1)]
+
+
+def test_events_that_a_disk_has_no_room_for_are_dropped(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mounted(context.tensorboard_dir, "8k"):
+        metrics = of_rank(context, monkeypatch, 0, 0)
+        for step in range(1000):
+            metrics.log(step, {"loss": 1.0})
+        assert len((context.round_dir / METRICS).read_text().splitlines()) == 1000

@@ -11,10 +11,8 @@ import pulumi
 import pulumi_azure_native as azure
 
 from gpuctl.stacks.clouds.azure import kept_resource_group, subscription
+from gpuctl.stacks.clouds.azure.storage_accounts import BLOB_DATA_CONTRIBUTOR
 from gpuctl.stacks.request.stack_request import BucketLocation, StackRequest
-
-_BLOB_DATA_CONTRIBUTOR = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
-"""A role that all of Azure has: learn.microsoft.com, "Azure built-in roles"."""
 
 
 class Storage(pulumi.ComponentResource):
@@ -25,7 +23,7 @@ class Storage(pulumi.ComponentResource):
         super().__init__("gpuctl:azure:Storage", request.cluster, opts=opts)
         at = pulumi.Output.concat("/subscriptions/", subscription(request, self))
         self.role = pulumi.Output.concat(
-            at, "/providers/Microsoft.Authorization/roleDefinitions/", _BLOB_DATA_CONTRIBUTOR
+            at, "/providers/Microsoft.Authorization/roleDefinitions/", BLOB_DATA_CONTRIBUTOR
         )
         place = request.place()
         if request.bucket:
@@ -37,6 +35,8 @@ class Storage(pulumi.ComponentResource):
             )
         else:
             self.container = self._made(request, place).id
+        if request.lets_in or not request.bucket:
+            self._let_in(request)
         self.url = pulumi.Output.from_input(request.bucket_url())
         self.register_outputs({"url": self.url})
 
@@ -70,7 +70,7 @@ class Storage(pulumi.ComponentResource):
             tags=request.tags(),
             opts=kept,
         )
-        container = storage.BlobContainer(
+        return storage.BlobContainer(
             request.cluster,
             container_name=place.name,
             account_name=account.name,
@@ -78,24 +78,20 @@ class Storage(pulumi.ComponentResource):
             public_access=storage.PublicAccess.NONE,
             opts=kept,
         )
-        self._let_in(request, container, kept)
-        return container
 
-    def _let_in(
-        self, request: StackRequest, container: azure.storage.BlobContainer, kept: pulumi.ResourceOptions
-    ) -> None:
+    def _let_in(self, request: StackRequest) -> None:
         authorization = azure.authorization
         kind, _, principal = request.reader.rpartition(":")
         if not principal:
             user = authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self))
         authorization.RoleAssignment(
             f"{request.cluster}-reader",
-            scope=container.id,
+            scope=self.container,
             role_definition_id=self.role,
             principal_id=principal or user.object_id,
             principal_type=kind or authorization.PrincipalType.USER,
             # Whoever goes on with this cluster need not be who began it, and who began it keeps what he was given.
-            opts=pulumi.ResourceOptions.merge(
-                kept, pulumi.ResourceOptions(ignore_changes=["principalId", "principalType"])
+            opts=pulumi.ResourceOptions(
+                parent=self, retain_on_delete=True, ignore_changes=["principalId", "principalType"]
             ),
         )

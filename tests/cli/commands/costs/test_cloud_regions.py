@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuctl.cluster import layout
-from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.clusters import ClusterSpec, PastCluster
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
@@ -153,4 +153,16 @@ def test_a_bucket_that_a_cluster_uses_stays_unless_forced(cluster: str) -> None:
     done = run("buckets", "rm", name, "-y", "--provider", "aws")
     line = f"error: the bucket {name} is used by guest (1 node live); run `gpuctl down` first, or add --force\n"
     assert (done.returncode, done.stderr) == (2, line)
+    assert run("buckets", "rm", name, "-y", "--force", "--provider", "aws").returncode == 0
+
+
+def test_a_bucket_in_which_another_cluster_has_left_something_stays_unless_forced(cluster: str) -> None:
+    name = kept(cluster)
+    past = PastCluster(name="guest", provider="aws", id="2" * 10, owner="kim@lab", ended_at=1_700_000_000.0)
+    inside(name, "guest").put(layout.PAST, encode(past))
+    inside(name, cluster).put(layout.PAST, encode(replace(past, name=cluster, id="0" * 10)))
+    done = run("buckets", "rm", name, "-y", "--provider", "aws")
+    line = f"error: the bucket {name} is used by guest (down); to delete what that has left too, add --force\n"
+    assert (done.returncode, done.stderr) == (2, line)
+    assert "guest (down)" in run("buckets", "ls", "--cluster", cluster, "--provider", "aws").stdout
     assert run("buckets", "rm", name, "-y", "--force", "--provider", "aws").returncode == 0

@@ -48,6 +48,16 @@ def test_each_type_stands_once_unless_regions_are_named() -> None:
     assert len(regions("--all-regions")) > 15
 
 
+def test_the_setting_names_regions_as_it_does_for_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCTL_REGION", "europe-west4,us-central1")
+    l4 = ("--gpu", "L4", "--gpus", "8", "-o", "json")
+    done = run("--provider", "gcp", *l4)
+    assert {one["region"] for one in json.loads(done.stdout)["offers"]} == {"us-central1", "europe-west4"}
+    assert done.stderr == "region: europe-west4, us-central1 (GPUCTL_REGION)\n"
+    assert len(json.loads(run("--provider", "gcp", "--all-regions", *l4).stdout)["offers"]) > 15
+    assert json.loads(run("--provider", "aws", *l4).stdout)["offers"], "the setting is about another cloud"
+
+
 def test_offers_as_json_have_all_that_is_known() -> None:
     told = json.loads(run("--gpu", "A100", "-o", "json").stdout)
     (p4d,) = [one for one in told["offers"] if one["name"] == "p4d.24xlarge" and one["region"] == "us-east-1"]

@@ -1,6 +1,6 @@
 """Each way to a node of a cloud, walked: the verbs that log in, against the records of a real boot and a real sshd.
 
-``local`` is in ``tests/e2e/test_nodes.py``, ``ssh`` in ``test_remote.py``.
+``local`` is in ``tests/e2e/test_nodes.py``, ``ssh`` in ``tests/machines/test_ssh.py``.
 """
 
 from __future__ import annotations

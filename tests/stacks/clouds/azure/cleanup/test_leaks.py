@@ -16,7 +16,18 @@ from gpuctl.stacks.clouds.answers import CredentialsRefused
 from gpuctl.stacks.clouds.azure import kept_group, whose, whose_id
 from gpuctl.stacks.clouds.azure.cleanup.leak_kinds import KINDS
 from gpuctl.stacks.clouds.azure.cleanup.leaks import scan
-from tests.fakes.azure.api import SUBSCRIPTION, Api, Static, environment, forbidden, gpuctl, recorded, refusal, serving
+from tests.fakes.azure.api import (
+    SUBSCRIPTION,
+    TOKEN,
+    Api,
+    Static,
+    environment,
+    forbidden,
+    gpuctl,
+    recorded,
+    refusal,
+    serving,
+)
 from tests.fakes.requests import Planned, asked, planned
 
 PLANTED = {
@@ -298,7 +309,7 @@ def test_without_a_name_it_is_the_only_subscription(api: Api, tmp_path: Path, mo
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AZURE_CONFIG_DIR", str(tmp_path))
     api.answers["/subscriptions"] = [{"subscriptionId": SUBSCRIPTION}]
-    token = Static("a-token")
+    token = Static(TOKEN)
     assert connecting("", token, api.url).subscription == SUBSCRIPTION
     api.answers["/subscriptions"] = [{"subscriptionId": SUBSCRIPTION}, {"subscriptionId": "b"}, {"subscriptionId": "c"}]
     with pytest.raises(BadInput, match="see 3 subscriptions; az account set"):

@@ -1,19 +1,14 @@
-"""Showing a job as it goes: what its workers print, with a ``node/rank`` prefix, and what happens to it between."""
+"""Showing a job as it goes: what its workers print, what happens to it between, and on a terminal how far it is."""
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
-import msgspec
-
-from gpuctl.cli.render.terminal import count, event, is_colourful, out, say
+from gpuctl.cli.render.job.log_lines import Printer
+from gpuctl.cli.render.job.progress_line import ProgressLine
+from gpuctl.cli.render.terminal import count, event, say
 from gpuctl.cluster import layout
 from gpuctl.cluster.agreement import ledgers
 from gpuctl.cluster.disk import full_bucket
@@ -32,106 +27,7 @@ _QUIET_S = 15.0
 _LINED_UP_S = 2.0
 _LIST_EVERY = 30
 """Looks at the rounds between two that list them."""
-_BAR_EVERY_S = 30.0
-"""Between two states of a progress bar where there is no terminal."""
 _BACK = "the job goes on when one is back"
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95)
-
-Found = tuple[int, str, dict[str, Any]]
-"""(round, node, line), as ``StreamReader`` reads it."""
-
-
-@dataclass(slots=True)
-class Printer:
-    """Prints lines of logs, as text or as one JSON object each.
-
-    Of a progress bar it shows what follows it; while nothing does, its state: in the terminal's last line if there is
-    one, else in a line now and then. ``clear`` before something else is printed, and ``finish`` in the end.
-    """
-
-    as_json: bool = False
-    rank: int | None = None
-    """Only this global rank."""
-    live: bool = False
-    """Lines are shown as they come."""
-    _width: int = 0
-    _bars: dict[tuple[int, str], str] = field(default_factory=dict)
-    """By rank and node: the line that is not at its end yet."""
-    _shown_at: dict[tuple[int, str], float] = field(default_factory=dict)
-    _drawn: bool = False
-
-    def show(self, found: Iterable[Found]) -> None:
-        """Print lines in order of time; nodes' clocks are close enough."""
-        ordered = sorted(found, key=lambda item: (item[0], item[2].get("t", 0.0)))
-        if not ordered:
-            return
-        self.clear()
-        for number, node, line in ordered:
-            if self.rank is not None and line.get("rank") != self.rank:
-                continue
-            if self.as_json:
-                out(msgspec.json.encode({"round": number, "node": node, **line}).decode())
-            elif not line.get("partial"):
-                self._bars.pop((line.get("rank", 0), node), None)
-                self._tell(node, line)
-            else:
-                self._show_bar(node, line)
-        self._draw()
-        sys.stdout.flush()
-
-    def clear(self) -> None:
-        """Take the bar off the terminal."""
-        if self._drawn:
-            sys.stdout.write("\033[K")
-            sys.stdout.flush()
-            self._drawn = False
-
-    def finish(self) -> None:
-        """Show the bars that nothing has followed."""
-        self.clear()
-        for (rank, node), text in sorted(self._bars.items()):
-            out(self._prefixed(node, rank, text))
-        self._bars.clear()
-        sys.stdout.flush()
-
-    def _tell(self, node: str, line: dict[str, Any]) -> None:
-        rank = line.get("rank", 0)
-        self._shown_at[rank, node] = line.get("t", 0.0)
-        out(self._prefixed(node, rank, _text(line)))
-
-    def _show_bar(self, node: str, line: dict[str, Any]) -> None:
-        rank = line.get("rank", 0)
-        self._bars[rank, node] = _text(line)
-        since = self._shown_at.setdefault((rank, node), line.get("t", 0.0))
-        if self.live and not _is_screen() and line.get("t", 0.0) - since >= _BAR_EVERY_S:
-            self._tell(node, line)
-
-    def _draw(self) -> None:
-        """One bar, that of the lowest rank; the cursor goes back to where the line begins."""
-        if self._bars and self.live and _is_screen():
-            (rank, node), text = min(self._bars.items())
-            before = self._prefixed(node, rank, "")
-            room = shutil.get_terminal_size().columns - len(_ANSI.sub("", before)) - 1
-            sys.stdout.write(before + _ANSI.sub("", text)[: max(0, room)] + "\r")
-            self._drawn = True
-
-    def _prefixed(self, node: str, rank: int, text: str) -> str:
-        prefix = f"{node}/{rank}"
-        self._width = max(self._width, len(prefix))
-        prefix = prefix.ljust(self._width)
-        if is_colourful(sys.stdout):
-            prefix = f"\033[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\033[0m"
-        return f"{prefix} | {text}"
-
-
-def _text(line: dict[str, Any]) -> str:
-    """A line's text; of a progress bar that redraws itself, only the last state."""
-    return str(line.get("text", "")).rstrip("\r\n").rpartition("\r")[2]
-
-
-def _is_screen() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Follower:
@@ -166,6 +62,7 @@ class Follower:
         self._node = node
         self._reader = StreamReader(store, layout.logs(spec.job))
         self._rounds = ledgers.rounds(store, spec.job)
+        self._progress = ProgressLine(store, spec.job)
         self._version = since
         self._current: Round | None = None
         self._looks = 0
@@ -178,6 +75,12 @@ class Follower:
         Raises ``StoreUnavailable`` once the bucket has not answered for five minutes, and ``TimeoutError`` if the job
         has not ended after ``limit_s`` seconds.
         """
+        try:
+            return self._follow(limit_s)
+        finally:
+            self._printer.clear()
+
+    def _follow(self, limit_s: float | None) -> JobOutcome:
         failing_since: float | None = None
         began = time.monotonic()
         while True:
@@ -187,9 +90,10 @@ class Follower:
                 if ended:
                     return ended
                 if limit_s is not None and time.monotonic() - began > limit_s:
-                    self._printer.clear()
                     raise TimeoutError
                 self._explain_silence()
+                if self._printer.has_status:
+                    self._printer.status(self._progress.text(self._current, shutil.get_terminal_size().columns - 1))
             except StoreUnavailable as error:
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > _PATIENCE_S:

@@ -328,12 +328,12 @@ def test_on_a_terminal_a_bar_stands_in_the_last_line_and_the_next_one_replaces_i
         return text in screen
 
     try:
-        until(lambda: shows("node-0/0 |  10%" + "x" * 24 + "\r"), "the bar, as wide as the terminal")
+        until(lambda: shows("node-0/0 |  10%" + "x" * 24 + "\033[K"), "the bar, as wide as the terminal")
         bar.say("done", 5, partial=False, rank=1)
-        until(lambda: shows("\033[Knode-0/1 | done\r\nnode-0/0 |  10%"), "a line above the bar")
+        until(lambda: shows("\r\033[Jnode-0/1 | done\r\nnode-0/0 |  10%"), "a line above the bar")
         bar.say("100%", 6, partial=False)
         written.end(job, 1, SUCCEEDED)
-        until(lambda: shows("\033[Knode-0/0 | 100%\r\n"), "the end of the bar")
+        until(lambda: shows("\r\033[Jnode-0/0 | 100%\r\n"), "the end of the bar")
         until(lambda: shows(f"job {job} succeeded"), "the end")
         assert process.wait(30) == 0
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 
 from gpuctl.cli.commands.other import demo_plot
-from gpuctl.cli.render.timeline import Point, kept, redone, round_spans
+from gpuctl.cli.render.job.timeline import Point, kept, redone, round_spans
 from gpuctl.cluster.records.rounds import Member, NodeExit, Round
 
 
