@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,7 @@ class WrittenCluster:
         self.store = open_bucket(url)
         self.spec = ClusterSpec(name=name, provider=provider, nodes_min=nodes[0], nodes_max=nodes[1], token="secret")
         self.store.create(layout.CLUSTER, encode(self.spec))
+        self._streams: dict[str, ChunkWriter] = {}
         self.work = home / "work"
         self.work.mkdir(exist_ok=True)
         self.inside: list[str] = []
@@ -126,11 +128,13 @@ class WrittenCluster:
             {"t": at + i / 1000, "rank": rank, "local_rank": 0, "stream": "stdout", "text": text}
             for i, text in enumerate(lines)
         ]
-        writer = ChunkWriter(self.store, layout.chunks(layout.logs(job), number, node))
-        writer.append(b"".join(msgspec.json.encode(line) + b"\n" for line in said))
+        self._append(layout.chunks(layout.logs(job), number, node), said)
 
     def metrics(self, job: str, number: int, node: str, *records: dict[str, float]) -> None:
-        writer = ChunkWriter(self.store, layout.chunks(layout.metrics(job), number, node))
+        self._append(layout.chunks(layout.metrics(job), number, node), records)
+
+    def _append(self, folder: str, records: Iterable[Mapping[str, object]]) -> None:
+        writer = self._streams.setdefault(folder, ChunkWriter(self.store, folder))
         writer.append(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
     def checkpoint(self, job: str, step: int, tensors: dict[str, bytes], number: int = 1) -> CheckpointEntry:

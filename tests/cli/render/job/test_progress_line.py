@@ -112,7 +112,6 @@ def test_a_narrow_terminal_shows_what_fits_in_one_line(
     screen.wait_for("node-0/0 | hello", "round 1 · 2 nodes · step 120 of 2000 · loss 0.25")
 
 
-@pytest.mark.timing
 def test_nothing_of_it_is_in_what_is_piped(written: WrittenCluster, job: str) -> None:
     written.env["TERM"] = "xterm"
     following = written.start("logs", "-f", job)
