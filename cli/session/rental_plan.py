@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from gpuctl.stacks.clouds.regions import Region
 from gpuctl.stacks.providers.ownership import place
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.last_request import LastRequest
-from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.request.stack_request import StackRequest, today
 from gpuctl.stacks.ssh import keys
 from gpuctl.stacks.state import clusters
 from gpuctl.stacks.state.clusters import command
@@ -168,7 +167,7 @@ def request_of(
         nodes_max=most,
         region=region.name,
         owner=getpass.getuser(),
-        created=time.strftime("%Y-%m-%d", time.gmtime()),
+        created=today(),
     )
     return replace(
         usual,

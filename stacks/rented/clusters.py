@@ -34,7 +34,7 @@ from gpuctl.stacks.rented.teardown import Teardown
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.immutable import refuse_changes
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
-from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.request.stack_request import StackRequest, today
 from gpuctl.stacks.ssh import config
 from gpuctl.stacks.ssh.hosts import read_hosts
 from gpuctl.stacks.state import clusters
@@ -42,6 +42,9 @@ from gpuctl.stacks.state.clusters import KnownCluster, command
 
 _EVENTUALLY_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Between tries, while a role or an account that was just made is not known everywhere."""
+
+_IS_GONE = "The machines' group is gone. Repair the cluster?"
+_IS_DOWN = "Nothing of the cluster is left: it was removed without this machine's Pulumi state. Create it again?"
 
 
 class RentedClusters:
@@ -111,10 +114,15 @@ class RentedClusters:
         earlier = EarlierUp(there, engine, lambda of: self._teardown(of, there), self._say)
         home, is_gone = earlier.home(before.request if before else None)
         places = self._places(request, there, home)
-        confirm("The machines' group is gone. Repair the cluster?" if is_gone else "Rent them?")
+        is_down = is_gone and self._teardown(before.request if before else request, there).is_done()
+        confirm(_IS_DOWN if is_down else _IS_GONE if is_gone else "Rent them?")
+        if is_down:
+            # A refresh would keep what a cloud only marks as deleted, such as a role of Google's.
+            engine.forget()
+            request = msgspec.structs.replace(request, created=today())
         regions.note_used(request.provider, request.region)
         with telling_what_is_there(there, request, self._say):
-            if is_gone or refresh:
+            if (is_gone or refresh) and not is_down:
                 engine.refresh(force=force)
             return self._up(request, terms, earlier, places, home, wait_s=wait_s, force=force)
 

@@ -111,6 +111,12 @@ class Teardown:
         identity, has what carries none."""
         return [one for one in scan.found if one.cluster_id == self._request.id]
 
+    def is_done(self) -> bool:
+        """Whether nothing of the cluster is left, whatever the state says, in all its regions."""
+        self._try(self._add_regions)
+        scan = self.scan()
+        return not self.mine(scan) and not scan.unseen
+
     def strays(self, unknown: Sequence[InterruptedCreation]) -> None:
         """Clean up a cluster whose machines run: delete what ``unknown`` has left and the state has no id of, so that
         it can be created again."""

@@ -11,6 +11,7 @@ import hashlib
 import ipaddress
 import re
 import secrets
+import time
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -36,6 +37,11 @@ and ``${`` begins a variable, in Google's a quote ends the text."""
 def new_cluster_id() -> str:
     """Ten hex digits, at random."""
     return secrets.token_hex(5)
+
+
+def today() -> str:
+    """The day, in UTC, as ``StackRequest.created`` has it."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 class BucketLocation(NamedTuple):

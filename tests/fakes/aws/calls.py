@@ -77,5 +77,20 @@ def seen(service: str, call: str, key: str, listed: str) -> Callable[[str], bool
     return look
 
 
+def of_iam(call: str, *keys: str) -> Callable[[str], bool]:
+    """By ``call`` with these parts of its id."""
+
+    def look(id_: str) -> bool:
+        try:
+            getattr(client("iam"), call)(**dict(zip(keys, id_.split(":"), strict=True)))
+        except ClientError as error:
+            if _is_gone(error):
+                return False
+            raise
+        return True
+
+    return look
+
+
 def _is_gone(error: ClientError) -> bool:
     return str(error.response["Error"]["Code"]).rpartition(".")[2] in _GONE

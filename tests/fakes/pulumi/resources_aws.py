@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 
-from tests.fakes.aws.calls import Record, client, gone_or, named, only, seen, tagged, tags
+from tests.fakes.aws.calls import Record, client, gone_or, named, of_iam, only, seen, tagged, tags
 from tests.fakes.pulumi import resources_aws_network
 
 AUTONAMED = (
@@ -257,7 +257,12 @@ UNMAKERS: dict[str, Callable[[str, Record], object]] = {
 }
 SEEN: dict[str, Callable[[str], bool]] = {
     **resources_aws_network.SEEN,
-    "aws:s3/bucket:Bucket": _is_there,
+    **{kind: _is_there for kind in MAKERS if kind.startswith("aws:s3/")},
+    "aws:ec2/keyPair:KeyPair": seen("ec2", "describe_key_pairs", "KeyNames", "KeyPairs"),
+    "aws:ec2/placementGroup:PlacementGroup": seen("ec2", "describe_placement_groups", "GroupNames", "PlacementGroups"),
+    "aws:iam/role:Role": of_iam("get_role", "RoleName"),
+    "aws:iam/rolePolicy:RolePolicy": of_iam("get_role_policy", "RoleName", "PolicyName"),
+    "aws:iam/instanceProfile:InstanceProfile": of_iam("get_instance_profile", "InstanceProfileName"),
     _TEMPLATE: seen("ec2", "describe_launch_templates", "LaunchTemplateIds", "LaunchTemplates"),
     _ASG: _GROUP_SEEN,
 }

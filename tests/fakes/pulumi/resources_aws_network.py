@@ -155,6 +155,17 @@ def _connect_endpoint(inputs: Record) -> Record:
     return {"id": made["InstanceConnectEndpoint"]["InstanceConnectEndpointId"]}
 
 
+def _is_associated(id_: str) -> bool:
+    of_it = [{"Name": "association.route-table-association-id", "Values": [id_]}]
+    return bool(client("ec2").describe_route_tables(Filters=of_it)["RouteTables"])
+
+
+def _translates(id_: str) -> bool:
+    """One that is deleted is listed for an hour."""
+    found = client("ec2").describe_nat_gateways(NatGatewayIds=[id_])["NatGateways"]
+    return any(one["State"] != "deleted" for one in found)
+
+
 def _ec2(call: str, key: str) -> Callable[[str], Any]:
     return lambda id_: getattr(client("ec2"), call)(**{key: id_})
 
@@ -203,5 +214,19 @@ SEEN: dict[str, Callable[[str], bool]] = {
     ),
     "aws:ec2/routeTable:RouteTable": seen("ec2", "describe_route_tables", "RouteTableIds", "RouteTables"),
     "aws:ec2/subnet:Subnet": seen("ec2", "describe_subnets", "SubnetIds", "Subnets"),
+    "aws:ec2/routeTableAssociation:RouteTableAssociation": _is_associated,
+    "aws:ec2/vpcEndpoint:VpcEndpoint": seen("ec2", "describe_vpc_endpoints", "VpcEndpointIds", "VpcEndpoints"),
+    "aws:ec2/eip:Eip": seen("ec2", "describe_addresses", "AllocationIds", "Addresses"),
+    "aws:ec2/natGateway:NatGateway": _translates,
     "aws:ec2/securityGroup:SecurityGroup": seen("ec2", "describe_security_groups", "GroupIds", "SecurityGroups"),
+    **{
+        kind: seen("ec2", "describe_security_group_rules", "SecurityGroupRuleIds", "SecurityGroupRules")
+        for kind in (_INGRESS, _EGRESS)
+    },
+    _CONNECT: seen(
+        "ec2",
+        "describe_instance_connect_endpoints",
+        "InstanceConnectEndpointIds",
+        "InstanceConnectEndpoints",
+    ),
 }

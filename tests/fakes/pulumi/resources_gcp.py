@@ -68,6 +68,16 @@ def _no_reader(id_: str) -> None:
         _ask("PUT", f"{_BUCKETS}/{bucket}/iam", {**policy, "bindings": left})
 
 
+def _reads(id_: str) -> bool:
+    bucket, role, member = id_.split(" ")
+    path = f"{_BUCKETS}/{bucket}"
+    return _is_there(path) and _binds(_ask("GET", f"{path}/iam"), role, member)
+
+
+def _binds(policy: Record, role: str, member: str) -> bool:
+    return any((one["role"], one["members"]) == (role, [member]) for one in policy["bindings"])
+
+
 def _of_compute(
     collection: str, place: str, body: Callable[[Record], Record] = lambda inputs: inputs
 ) -> Callable[[Record], Record]:
@@ -96,9 +106,9 @@ def _patch(*keys: str) -> Callable[[str, Record, Record], Record]:
     return update
 
 
-def _is_there(id_: str) -> bool:
+def _is_there(path: str) -> bool:
     try:
-        return bool(_ask("GET", f"{_COMPUTE}/{id_}"))
+        return bool(_ask("GET", path))
     except Refused as refused:
         if "Error 404" in str(refused):
             return False
@@ -176,15 +186,20 @@ UPDATERS: dict[str, Callable[[str, Record, Record], Record]] = {
     "gcp:compute/firewall:Firewall": _patch("allows", "description", "sourceRanges", "sourceTags", "targetTags"),
     "gcp:compute/instanceGroupManager:InstanceGroupManager": _patch("versions", "updatePolicy"),
 }
+_OF_IAM = ("gcp:serviceaccount/account:Account", "gcp:projects/iAMCustomRole:IAMCustomRole")
 REPLACED = ("gcp:compute/instanceTemplate:InstanceTemplate",)
 UNMAKERS: dict[str, Callable[[str, Record], object]] = {
     **{kind: lambda id_, _: _ask("DELETE", f"{_COMPUTE}/{id_}") for kind in MAKERS if kind.startswith("gcp:compute/")},
-    **{
-        kind: lambda id_, _: _ask("DELETE", f"/v1/{id_}")
-        for kind in ("gcp:serviceaccount/account:Account", "gcp:projects/iAMCustomRole:IAMCustomRole")
-    },
+    **{kind: lambda id_, _: _ask("DELETE", f"/v1/{id_}") for kind in _OF_IAM},
     **{kind: lambda id_, _: _ask("DELETE", f"/v3/{id_}") for kind in MAKERS if kind.startswith("gcp:tags/")},
     "gcp:projects/iAMMember:IAMMember": lambda id_, _: _no_member(id_),
     "gcp:storage/bucketIAMMember:BucketIAMMember": lambda id_, _: _no_reader(id_),
 }
-SEEN: dict[str, Callable[[str], bool]] = {kind: _is_there for kind in MAKERS if kind.startswith("gcp:compute/")}
+SEEN: dict[str, Callable[[str], bool]] = {
+    **{kind: lambda id_: _is_there(f"{_COMPUTE}/{id_}") for kind in MAKERS if kind.startswith("gcp:compute/")},
+    **{kind: lambda id_: _is_there(f"/v1/{id_}") for kind in _OF_IAM},
+    **{kind: lambda id_: _is_there(f"/v3/{id_}") for kind in MAKERS if kind.startswith("gcp:tags/")},
+    "gcp:projects/iAMMember:IAMMember": lambda id_: _binds(_policy(), *id_.split(" ")),
+    "gcp:storage/bucket:Bucket": lambda id_: _is_there(f"{_BUCKETS}/{id_}"),
+    "gcp:storage/bucketIAMMember:BucketIAMMember": _reads,
+}

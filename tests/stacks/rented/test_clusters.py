@@ -515,6 +515,11 @@ def test_in_another_region_it_goes_on_with_its_jobs_and_checkpoints(account: Acc
 
 
 @pytest.mark.slow
+def test_it_comes_back_after_a_colleague_has_removed_it(account: Account) -> None:
+    two_users.it_comes_back_after_a_colleague_has_removed_it(account)
+
+
+@pytest.mark.slow
 def test_a_stale_note_makes_nothing_beside_a_namesake(account: Account) -> None:
     two_users.a_stale_note_makes_nothing_beside_a_namesake(account)
 

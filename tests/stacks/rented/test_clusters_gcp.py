@@ -268,5 +268,10 @@ def test_a_second_user_changes_nothing_of_what_the_first_has_left(owner: Owner) 
 
 
 @pytest.mark.slow
+def test_it_comes_back_after_a_colleague_has_removed_it(owner: Owner) -> None:
+    two_users.it_comes_back_after_a_colleague_has_removed_it(owner)
+
+
+@pytest.mark.slow
 def test_a_stale_note_makes_nothing_beside_a_namesake(owner: Owner) -> None:
     two_users.a_stale_note_makes_nothing_beside_a_namesake(owner)

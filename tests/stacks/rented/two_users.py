@@ -35,6 +35,24 @@ def a_second_user_changes_nothing(user: User) -> None:
     assert bucket.get(_WEIGHTS) == b"weights"
 
 
+def it_comes_back_after_a_colleague_has_removed_it(user: User) -> None:
+    """By its tags: the state of whoever made it still lists everything."""
+    user.boot_machines()
+    user.up(nodes="1")
+    url, first = user.known().bucket, user.env
+    user.env = user.env | {"GPUCTL_STATE_DIR": str(user.folder / "kim"), "LOGNAME": "kim"}
+    user.run_alone("attach", url)
+    user.run("down", "-y")
+
+    user.env = first
+    code, shown = user.at_a_terminal("up", typed="n\n")
+    assert code == 1 and "Nothing of the cluster is left" in shown and "Create it again? [y/N]" in shown
+    user.up(nodes="1")
+    assert len(user.machines()) == 1 and user.run("status").stdout.count(" live ") == 1
+    user.run("down", "-y")
+    assert user.run("leaks", "--provider", user.up_flags[1]).stdout == ""
+
+
 def a_stale_note_makes_nothing_beside_a_namesake(user: User) -> None:
     """The second one has taken the cluster down, and made another of its name."""
     user.boot_machines()
