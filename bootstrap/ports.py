@@ -10,6 +10,8 @@ import contextlib
 import socket
 import threading
 
+from gpuctl.cluster.network.addresses import family_of
+
 
 class PortPool:
     """Free ports for rounds' rendezvous. Thread-safe."""
@@ -43,10 +45,6 @@ class PortPool:
         while len(self._sockets) < self._size:
             listening = socket.create_server((self._address, 0), family=family_of(self._address), backlog=1024)
             self._sockets[listening.getsockname()[1]] = listening
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def reserved(listening: socket.socket) -> socket.socket:

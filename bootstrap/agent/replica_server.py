@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from gpuctl.bootstrap.ports import family_of
 from gpuctl.cluster.checkpoints import replica_layout
 from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.network.addresses import family_of
 
 _CHUNK_BYTES = 1 << 20
 _IDLE_S = 60.0

@@ -16,7 +16,7 @@ from gpuctl.bootstrap.jobs.workspace import JobWorkspace
 from gpuctl.bootstrap.launch import job_cgroup
 from gpuctl.bootstrap.launch.container_args import passed
 from gpuctl.bootstrap.launch.container_runtime import Containers
-from gpuctl.bootstrap.launch.interpreter import Ending, Interpreter, Launched
+from gpuctl.bootstrap.launch.interpreter import Interpreter, Launched, LauncherExit
 from gpuctl.bootstrap.launch.memory import MemoryWatch
 from gpuctl.bootstrap.launch.worker_ranks import ranks_left
 from gpuctl.bootstrap.launch.worker_stop import WorkerStop
@@ -226,15 +226,15 @@ class RoundRun:
         path.touch(mode=0o600)  # it has the cluster's token in it
         path.write_bytes(msgspec.json.encode(places))
 
-    def _gone_for_good(self, ending: Ending) -> None:
+    def _gone_for_good(self, exited: LauncherExit) -> None:
         """Elsewhere, since the last files may take their time: whoever calls this has the next launch to serve."""
-        threading.Thread(target=self._workers_gone, args=(ending,), name="run-end", daemon=True).start()
+        threading.Thread(target=self._workers_gone, args=(exited,), name="run-end", daemon=True).start()
 
-    def _workers_gone(self, ending: Ending) -> None:
+    def _workers_gone(self, exited: LauncherExit) -> None:
         job_cgroup.end(self._cgroup)
         end_marked(lambda folder: folder == self.context.round_dir)
         asked = self._stop is not None and self._stop.has_asked
-        self._end(*verdict(ending, self.context.round_dir, self._memory, killed=self._killed, asked=asked))
+        self._end(*verdict(exited, self.context.round_dir, self._memory, killed=self._killed, asked=asked))
 
     def _end(self, status: NodeExitStatus, failures: Sequence[WorkerFailure], message: str = "", code: int = 1) -> None:
         self._memory.stop()

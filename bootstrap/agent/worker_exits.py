@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from gpuctl.bootstrap.launch.interpreter import Ending
+from gpuctl.bootstrap.launch.interpreter import LauncherExit
 from gpuctl.bootstrap.launch.last_words import last_words, signal_name
 from gpuctl.bootstrap.launch.memory import MemoryWatch
 from gpuctl.cluster.clock import Clock
@@ -31,11 +31,11 @@ class Verdict(NamedTuple):
     """Exit code for a failure that is no worker's own."""
 
 
-def verdict(ending: Ending, round_dir: Path, memory: MemoryWatch, *, killed: bool, asked: bool) -> Verdict:
+def verdict(exited: LauncherExit, round_dir: Path, memory: MemoryWatch, *, killed: bool, asked: bool) -> Verdict:
     """Tell apart: completed, drained on request, ended by us, failed.
 
     Args:
-        ending: how the launcher ended.
+        exited: how the launcher exited.
         round_dir: where workers leave marks.
         memory: what the kernel did to them.
         killed: whether we have ended them.
@@ -43,18 +43,18 @@ def verdict(ending: Ending, round_dir: Path, memory: MemoryWatch, *, killed: boo
     """
     seen = {path.name.split(".")[0] for path in round_dir.glob("*.*")}
     aware = AWARE in seen
-    if not killed and ending is None and memory.was_out_of_memory():
+    if exited.killed and not killed and memory.was_out_of_memory():
         # Not "stopped", which costs no restart: the next round would need as much.
         return Verdict("failed", (), "the kernel ran out of memory and killed the workers", 128 + signal.SIGKILL)
-    if killed or ending is None:
+    if killed or exited.killed:
         return Verdict("stopped")
-    if isinstance(ending, str):
-        return Verdict("failed", (), f"the launcher exited: {ending}")
+    if exited.error:
+        return Verdict("failed", (), f"the launcher exited: {exited.error}")
     if DRAINED in seen:
         return Verdict("drained")
-    if ending:
+    if exited.failures:
         # A worker that knows nothing of draining dies of the signal; one that does, and fails, has failed.
-        return Verdict("stopped" if asked and not aware else "failed", ending)
+        return Verdict("stopped" if asked and not aware else "failed", exited.failures)
     if LOST in seen:
         return Verdict(
             "failed", (), f"the last checkpoint is lost: {'; '.join(lost_checkpoint(round_dir))}", CHECKPOINT_LOST

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from gpuctl.bootstrap.launch.interpreter import Ending, Launched, OnExit
+from gpuctl.bootstrap.launch.interpreter import Launched, LauncherExit, OnExit
 from gpuctl.trainers.launchers.container_entry import SOCKET
 from gpuctl.trainers.launchers.descendants import children_of
 from gpuctl.trainers.launchers.torchrun import WorkerFailure
@@ -110,7 +110,7 @@ class ContainerRun(Launched):
                 self._first = None
         if self._held is not None:
             self._held.close()
-        self._on_exit(self._ending())
+        self._on_exit(self._exit())
 
     def _meet(self) -> socket.socket | None:
         """The connection of the container's first process; ``None`` if it will not come."""
@@ -161,17 +161,17 @@ class ContainerRun(Launched):
             self._client.kill()
             self._client.wait()
 
-    def _ending(self) -> Ending:
+    def _exit(self) -> LauncherExit:
         if self._killed.is_set():
-            return None
+            return LauncherExit(killed=True)
         if "failures" in self._said:
-            return msgspec.convert(self._said["failures"], list[WorkerFailure])
+            return LauncherExit(failures=msgspec.convert(self._said["failures"], tuple[WorkerFailure, ...]))
         error = self._said.get("error") or _last_line(self._log)
         if self._client.returncode in (_KILLED, -signal.SIGKILL) and "error" not in self._said:
-            return None
+            return LauncherExit(killed=True)
         if any(sign in error for sign in _PORT_GONE):
-            return None  # somebody took the master's port, for which the script cannot help
-        return error or f"the container ended with code {self._client.returncode}"
+            return LauncherExit(killed=True)  # somebody took the master's port, for which the script cannot help
+        return LauncherExit(error=error or f"the container ended with code {self._client.returncode}")
 
 
 def _listen(folder: Path) -> socket.socket:

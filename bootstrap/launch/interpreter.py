@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,10 +24,20 @@ import msgspec
 from gpuctl.trainers.launchers.descendants import children_of
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure
 
-Ending = list[WorkerFailure] | str | None
-"""The workers that failed; or what the launcher failed of; or ``None`` if it was killed, which no script does."""
 
-OnExit = Callable[[Ending], None]
+@dataclass(frozen=True, slots=True)
+class LauncherExit:
+    """How a launcher exited: well, unless one of these says otherwise."""
+
+    failures: tuple[WorkerFailure, ...] = ()
+    """The workers that failed."""
+    error: str = ""
+    """Why the launcher itself failed."""
+    killed: bool = False
+    """By a signal, which no script does to it."""
+
+
+OnExit = Callable[[LauncherExit], None]
 
 _STOP_S = 10
 
@@ -64,7 +75,8 @@ class Interpreter:
         self._lock = threading.Lock()
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._exits: dict[int, OnExit] = {}
-        self._early: dict[int, Ending] = {}
+        self._unclaimed: dict[int, LauncherExit] = {}
+        """Of launchers that exited before ``launch`` had their pid."""
         self._preloading = 0
         # A child asks to die with its parent, and to the kernel that is the thread that forked it: one that stays.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
@@ -111,11 +123,11 @@ class Interpreter:
                 raise OSError("the warm interpreter died")
             pid: int = reply["pid"]
             with self._lock:
-                if pid not in self._early:
+                if pid not in self._unclaimed:
                     self._exits[pid] = on_exit
                     return Launched(pid)
-                ending = self._early.pop(pid)
-        threading.Thread(target=on_exit, args=(ending,), daemon=True).start()
+                exited = self._unclaimed.pop(pid)
+        threading.Thread(target=on_exit, args=(exited,), daemon=True).start()
         return Launched(pid)
 
     def stop(self) -> None:
@@ -184,11 +196,19 @@ class Interpreter:
             case "launched":
                 self._replies.put(message)
             case "exited":
-                failures = message.get("failures")
-                ending = message.get("error") if failures is None else msgspec.convert(failures, list[WorkerFailure])
+                exited = _exit_of(message)
                 with self._lock:
                     on_exit = self._exits.pop(message["pid"], None)
                     if on_exit is None:
-                        self._early[message["pid"]] = ending  # ``launch`` has not entered it yet
+                        self._unclaimed[message["pid"]] = exited
                 if on_exit:
-                    on_exit(ending)
+                    on_exit(exited)
+
+
+def _exit_of(told: Mapping[str, Any]) -> LauncherExit:
+    """The exit that a launcher's last message tells of: ``failures`` or ``error``, or that it was killed."""
+    if told.get("failures") is not None:
+        return LauncherExit(failures=msgspec.convert(told["failures"], tuple[WorkerFailure, ...]))
+    if "error" in told:
+        return LauncherExit(error=told["error"] or "for no reason that it told")
+    return LauncherExit(killed=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.bootstrap.ports import family_of
+from gpuctl.cluster.network.addresses import family_of
 from tests.waiting import PATIENCE_S
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -27,6 +27,7 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.network import tcp_probe
+from gpuctl.cluster.network.addresses import family_of
 from gpuctl.cluster.network.devices import found_cards, gpus_with_driver
 from gpuctl.cluster.network.records import BlockedPort
 from gpuctl.cluster.network.verification import AllReduceResult, DeviceCheck, NodeFabric, Verification, judged
@@ -158,7 +159,7 @@ class _Worker:
             place = WorkerLocation(self._context.node, self._local_rank, self._local_size)
             if self._local_rank == 0:
                 address = _my_address()
-                server = socket.create_server((address, 0), family=_family(address), backlog=1024)
+                server = socket.create_server((address, 0), family=family_of(address), backlog=1024)
                 stack.enter_context(server)
                 place = msgspec.structs.replace(place, address=address, port=server.getsockname()[1])
             self._exchange.tell("place", place)
@@ -268,11 +269,7 @@ def _my_address() -> str:
             if one.family == socket.AF_INET:
                 return one.address
     master = os.environ["MASTER_ADDR"]
-    with socket.socket(_family(master), socket.SOCK_DGRAM) as probe:
+    with socket.socket(family_of(master), socket.SOCK_DGRAM) as probe:
         probe.connect((master, 9))  # sends nothing
         address: str = probe.getsockname()[0]
         return address
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

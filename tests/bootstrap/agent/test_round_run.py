@@ -18,7 +18,7 @@ import pytest
 from gpuctl.bootstrap.agent.round_run import RoundRun
 from gpuctl.bootstrap.jobs.workspace import JobWorkspace
 from gpuctl.bootstrap.launch.container_runtime import Containers
-from gpuctl.bootstrap.launch.interpreter import Interpreter, Launched, OnExit
+from gpuctl.bootstrap.launch.interpreter import Interpreter, Launched, LauncherExit, OnExit
 from gpuctl.bootstrap.mirror.mirror import Mirror
 from gpuctl.bootstrap.mirror.watched_folder import WatchedFolder
 from gpuctl.bootstrap.ports import PortPool
@@ -67,7 +67,11 @@ class OneProcess(Interpreter):
         log.parent.mkdir(parents=True)
         with log.open("w") as output:
             process = subprocess.Popen([sys.executable, spec.script, *self._args], stdout=output, stderr=output)
-        threading.Thread(target=lambda: on_exit([] if process.wait(30) == 0 else "it failed"), daemon=True).start()
+
+        def wait() -> None:
+            on_exit(LauncherExit(error="" if process.wait(30) == 0 else "it failed"))
+
+        threading.Thread(target=wait, daemon=True).start()
         self._meanwhile()
         return Launched(process.pid)
 

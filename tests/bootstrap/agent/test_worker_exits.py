@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from gpuctl.bootstrap.agent.worker_exits import lost_checkpoint, rank_exit, verdict
-from gpuctl.bootstrap.launch.interpreter import Ending
+from gpuctl.bootstrap.launch.interpreter import LauncherExit
 from gpuctl.bootstrap.launch.memory import MemoryWatch
 from gpuctl.cluster.errors import CHECKPOINT_LOST
 from gpuctl.cluster.worker_context import AWARE, DRAINED, LOST
 from gpuctl.trainers.launchers.torchrun import WorkerFailure
 from tests.fakes.clock import HandClock
 
-FAILED = [WorkerFailure(local_rank=0, exit_code=1)]
-ASKED = [WorkerFailure(local_rank=0, exit_code=143)]
+FAILURE = WorkerFailure(local_rank=0, exit_code=1)
+DONE, FAILED, KILLED = LauncherExit(), LauncherExit((FAILURE,)), LauncherExit(killed=True)
+ASKED = LauncherExit((WorkerFailure(local_rank=0, exit_code=143),))
 
 
 class Kernel(MemoryWatch):
@@ -30,34 +31,34 @@ class Kernel(MemoryWatch):
 
 
 @pytest.mark.parametrize(
-    ("ending", "marks", "asked", "expected"),
+    ("exited", "marks", "asked", "expected"),
     [
-        ([], [], False, ("completed", 1)),
-        ([], [], True, ("drained", 1)),
-        ([], [AWARE], True, ("completed", 1)),
-        ([], [AWARE, DRAINED], True, ("drained", 1)),
+        (DONE, [], False, ("completed", 1)),
+        (DONE, [], True, ("drained", 1)),
+        (DONE, [AWARE], True, ("completed", 1)),
+        (DONE, [AWARE, DRAINED], True, ("drained", 1)),
         (ASKED, [], True, ("stopped", 1)),
         (ASKED, [AWARE], True, ("failed", 1)),
         (FAILED, [AWARE, DRAINED], True, ("drained", 1)),
         (FAILED, [], False, ("failed", 1)),
-        ([], [AWARE, LOST], False, ("failed", CHECKPOINT_LOST)),
-        (None, [], False, ("stopped", 1)),
-        ("no such image", [], False, ("failed", 1)),
+        (DONE, [AWARE, LOST], False, ("failed", CHECKPOINT_LOST)),
+        (KILLED, [], False, ("stopped", 1)),
+        (LauncherExit(error="no such image"), [], False, ("failed", 1)),
     ],
 )
 def test_marks_and_exit_codes_say_together_how_it_ended(
-    tmp_path: Path, ending: Ending, marks: list[str], asked: bool, expected: tuple[str, int]
+    tmp_path: Path, exited: LauncherExit, marks: list[str], asked: bool, expected: tuple[str, int]
 ) -> None:
     for mark in marks:
         (tmp_path / f"{mark}.0").write_text("why")
-    found = verdict(ending, tmp_path, Kernel(starved=False), killed=False, asked=asked)
+    found = verdict(exited, tmp_path, Kernel(starved=False), killed=False, asked=asked)
     assert (found.status, found.code) == expected
-    assert verdict(ending, tmp_path, Kernel(starved=True), killed=True, asked=asked).status == "stopped", "by ourselves"
+    assert verdict(exited, tmp_path, Kernel(starved=True), killed=True, asked=asked).status == "stopped", "by ourselves"
 
 
 def test_workers_that_ended_with_their_launcher_for_want_of_memory_have_failed(tmp_path: Path) -> None:
     """Were it the loss of a node, the job would begin anew for ever, and count no restart."""
-    found = verdict(None, tmp_path, Kernel(starved=True), killed=False, asked=False)
+    found = verdict(KILLED, tmp_path, Kernel(starved=True), killed=False, asked=False)
     assert (found.status, found.code) == ("failed", 137)
     assert "out of memory" in found.message
 
@@ -69,5 +70,5 @@ def test_a_script_in_an_image_that_dies_of_a_lost_checkpoint_has_the_code_for_it
     for said, code in (("GpuctlError: the checkpoint of step 1 was not written", CHECKPOINT_LOST), ("KeyError: 1", 1)):
         log.write_text(f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{said}\n')
         lost = lost_checkpoint(tmp_path)
-        found = rank_exit(FAILED[0], 4, tmp_path / "logs", Kernel(starved=False), HandClock(), lost)
+        found = rank_exit(FAILURE, 4, tmp_path / "logs", Kernel(starved=False), HandClock(), lost)
         assert (found.exit_code, found.rank, found.message) == (code, 4, said)

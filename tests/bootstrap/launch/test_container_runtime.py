@@ -19,7 +19,7 @@ import pytest
 
 from gpuctl.bootstrap.launch.container_args import FOLDER_LABEL, OPTIONS, ContainerRuntime
 from gpuctl.bootstrap.launch.container_runtime import Containers
-from gpuctl.bootstrap.launch.interpreter import Ending
+from gpuctl.bootstrap.launch.interpreter import LauncherExit
 from gpuctl.bootstrap.network.nccl_env import OFI_PLUGINS
 from gpuctl.cluster.errors import Fenced, GpuctlError
 from gpuctl.stacks.providers import processes
@@ -39,7 +39,7 @@ class Bench:
         self.job = self.node / "jobs" / "job"
         self.code = self.job / "code"
         self.code.mkdir(parents=True)
-        self.exits: queue.Queue[Ending] = queue.Queue()
+        self.exits: queue.Queue[LauncherExit] = queue.Queue()
         self.said: list[str] = []
         self.changed = threading.Event()
         self.rounds = 0
@@ -78,7 +78,7 @@ class Bench:
         )
         self.launched = self.containers.launch(image, spec, self.job, listening, self.exits.put, fabric)
 
-    def ended(self) -> Ending:
+    def ended(self) -> LauncherExit:
         return self.exits.get(timeout=PATIENCE_S)
 
     def printed(self, local_rank: int = 0) -> str:
@@ -106,7 +106,7 @@ def test_a_script_runs_in_the_image_with_its_arguments_and_variables(bench: Benc
         "open('written', 'w').close()\n",
         EXTRA="two\nlines",
     )
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == f"['a', 'b c'] 0 two\nlines False {bench.code}\n"
     assert (bench.code / "written").stat().st_uid == os.getuid()
     assert containers.left(bench.node) == []
@@ -116,7 +116,7 @@ def test_what_is_printed_in_a_container_stands_in_the_order_in_which_it_was_writ
     bench.launch(
         "import sys\nfor i in range(50):\n    print('out', i)\n    print('err', i, file=sys.stderr)\nsys.exit(3)"
     )
-    assert bench.ended() == [WorkerFailure(local_rank=0, exit_code=3)]
+    assert bench.ended() == LauncherExit((WorkerFailure(local_rank=0, exit_code=3),))
     assert bench.printed() == "".join(f"{stream} {i}\n" for i in range(50) for stream in ("out", "err"))
 
 
@@ -142,13 +142,13 @@ def test_the_hosts_library_path_stays_outside_but_for_the_fabrics(bench: Bench, 
     bench.begin(LD_LIBRARY_PATH=f"{plugin}:/usr/local/cuda/lib64")
     option = ["--env", f"LD_LIBRARY_PATH={of_the_image}"] if of_the_image else []
     bench.launch(SHOW.format(plugin=plugin), GPUCTL_CONTAINER_OPTIONS=shlex.join([*containers.options(), *option]))
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     before = f"{of_the_image}:" if of_the_image else ""
     assert bench.printed() == f"{before}{plugin} True\n"
 
     bench.begin(LD_LIBRARY_PATH="/usr/local/cuda/lib64")
     bench.launch(SHOW.format(plugin=plugin))
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == " False\n"
 
 
@@ -158,7 +158,7 @@ def test_an_image_that_speaks_of_its_own_plug_in_is_left_as_it_is(bench: Bench, 
     subprocess.run([containers.runtime(), "import", *own, "-", image], input=containers.root(), check=True, timeout=60)
     bench.begin(LD_LIBRARY_PATH=plugin)
     bench.launch(SHOW.format(plugin=plugin), image=image)
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == " False\n"
     containers.ask(containers.runtime(), "image", "rm", image)
 
@@ -172,13 +172,11 @@ def test_a_job_does_not_begin_in_an_image_that_lacks_what_the_fabric_needs(bench
     library = Path(plugin) / "libnccl-net.so"
     try:
         bench.launch(WITH_RUNTIME, fabric="efa")
-        ended = bench.ended()
-        assert isinstance(ended, str)
+        ended = bench.ended().error
         assert ended.startswith("NCCL cannot use EFA in this image: its plug-in cannot be loaded (libnccl-net.so: ")
         build(library, NEEDS_NEWER, *newer_than_here(bench.job))
         bench.launch(WITH_RUNTIME, fabric="efa")
-        ended = bench.ended()
-        assert isinstance(ended, str)
+        ended = bench.ended().error
         assert "version `LIBC_9.9' not found" in ended
         assert ended.endswith("gpuctl train --allow-tcp")
     finally:
@@ -200,7 +198,7 @@ def test_the_hosts_plug_in_finds_the_cuda_runtime_of_the_images_torch(bench: Ben
             PYTHONPATH=str(bench.job / "torch"),
             GPUCTL_CONTAINER_OPTIONS=shlex.join(options),
         )
-        assert bench.ended() == []
+        assert bench.ended() == LauncherExit()
     finally:
         library.unlink()
     assert bench.printed() == "0\n"
@@ -211,7 +209,7 @@ def test_the_file_with_the_machines_topology_can_be_read_inside(bench: Bench, tm
     topology.write_text("<system/>")
     bench.begin(NCCL_TOPO_FILE=str(topology), MKL_VERBOSE="1")
     bench.launch("import os\nprint(open(os.environ['NCCL_TOPO_FILE']).read(), 'MKL_VERBOSE' in os.environ)")
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == "<system/> False\n"
 
 
@@ -219,18 +217,16 @@ def test_exit_codes_signals_and_tracebacks_are_told_by_local_rank(bench: Bench) 
     bench.launch(
         "import os, time\nif os.environ['LOCAL_RANK'] == '1':\n    raise KeyError('x')\ntime.sleep(1000)\n", nproc=2
     )
-    ended = bench.ended()
-    assert isinstance(ended, list)
-    assert WorkerFailure(local_rank=1, exit_code=1) in ended
+    assert WorkerFailure(local_rank=1, exit_code=1) in bench.ended().failures
     assert "KeyError: 'x'" in bench.printed(1)
     bench.launch("import os; os.kill(os.getpid(), 9)")
-    assert bench.ended() == [WorkerFailure(local_rank=0, exit_code=137)]
+    assert bench.ended() == LauncherExit((WorkerFailure(local_rank=0, exit_code=137),))
 
 
 def test_workers_meet_through_the_port_that_was_kept(bench: Bench) -> None:
     script = "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nprint(d.get_world_size())\n"
     bench.launch(script, nproc=2)
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed(0) == bench.printed(1) == "2\n"
 
 
@@ -242,7 +238,7 @@ def test_a_worker_is_known_by_its_pid_here_and_hears_a_signal(bench: Bench) -> N
     assert bench.wait_for_line() == "listens"
     (worker,) = bench.launched.workers()
     os.kill(worker, signal.SIGTERM)
-    assert bench.ended() == [WorkerFailure(local_rank=0, exit_code=7)]
+    assert bench.ended() == LauncherExit((WorkerFailure(local_rank=0, exit_code=7),))
 
 
 def test_kill_ends_everything_that_the_job_has_started(bench: Bench) -> None:
@@ -253,7 +249,7 @@ def test_kill_ends_everything_that_the_job_has_started(bench: Bench) -> None:
     inside = psutil.Process(bench.launched.pid).children(recursive=True)
     assert len(inside) == 2
     bench.launched.kill()
-    assert bench.ended() is None
+    assert bench.ended() == LauncherExit(killed=True)
     assert processes.wait_until_ended(inside, 10) == []
     assert containers.left(bench.node) == []
 
@@ -261,7 +257,7 @@ def test_kill_ends_everything_that_the_job_has_started(bench: Bench) -> None:
 def test_a_container_that_is_killed_while_it_is_made_does_not_run(bench: Bench) -> None:
     bench.launch("open('ran', 'w').close()")
     bench.launched.kill()
-    assert bench.ended() is None
+    assert bench.ended() == LauncherExit(killed=True)
     assert not (bench.code / "ran").exists()
     assert containers.left(bench.node) == []
 
@@ -275,26 +271,25 @@ def test_no_variable_of_the_job_can_be_read_from_outside(bench: Bench) -> None:
     assert "hush-hush" not in " ".join(lines) + containers.ask(containers.runtime(), "inspect", name).stdout
     assert [path for path in bench.node.rglob("*") if path.is_file() and b"hush-hush" in path.read_bytes()] == []
     bench.launched.kill()
-    assert bench.ended() is None
+    assert bench.ended() == LauncherExit(killed=True)
 
 
 def test_an_image_without_torch_is_told_from_a_script_that_fails(bench: Bench) -> None:
     bench.launch("pass", GPUCTL_CONTAINER_OPTIONS=shlex.join([*containers.options(), "--env", "PATH=/usr/bin"]))
-    assert bench.ended() == "no python in this image has torch"
+    assert bench.ended() == LauncherExit(error="no python in this image has torch")
 
 
 def test_an_option_that_the_runtime_refuses_is_told_in_its_words(bench: Bench) -> None:
     bench.launch("pass", GPUCTL_CONTAINER_OPTIONS="--no-such-option")
-    ending = bench.ended()
-    assert isinstance(ending, str)
-    assert "no-such-option" in ending or "--help" in ending
+    error = bench.ended().error
+    assert "no-such-option" in error or "--help" in error
     with pytest.raises(GpuctlError, match=OPTIONS):
         bench.launch("pass", GPUCTL_CONTAINER_OPTIONS="'unfinished")
 
 
 def test_an_agent_that_starts_removes_what_its_last_life_has_left(bench: Bench, tmp_path: Path) -> None:
     bench.launch("pass")
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     run = ["run", "-d", "--network", "host", *containers.options()]
     for folder in (bench.node, tmp_path / "other"):
         label = f"{FOLDER_LABEL}={folder}"

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuctl.bootstrap.launch.interpreter import Ending, Interpreter
+from gpuctl.bootstrap.launch.interpreter import Interpreter, LauncherExit
 from gpuctl.cluster.worker_context import STDERR_MARK
 from gpuctl.stacks.providers import processes
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, needs_fresh
@@ -27,7 +27,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.changed = threading.Event()
-        self.exits: queue.Queue[Ending] = queue.Queue()
+        self.exits: queue.Queue[LauncherExit] = queue.Queue()
         self.interpreter = Interpreter(dict(os.environ), folder / "log", self.changed.set)
 
     def wait_until_ready(self) -> None:
@@ -57,7 +57,7 @@ class Bench:
             self.launched = self.interpreter.launch(spec, listening, fresh=fresh, on_exit=self.exits.put)
         return spec
 
-    def ended(self) -> Ending:
+    def ended(self) -> LauncherExit:
         return self.exits.get(timeout=PATIENCE_S)
 
     def printed(self, local_rank: int = 0) -> str:
@@ -68,9 +68,7 @@ class Bench:
 
     def failures(self) -> list[tuple[int, int]]:
         """Local rank and exit code."""
-        ending = self.ended()
-        assert isinstance(ending, list)
-        return [(failure.local_rank, failure.exit_code) for failure in ending]
+        return [(failure.local_rank, failure.exit_code) for failure in self.ended().failures]
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ SAY = "import os, sys; print(sys.argv[1:], os.environ['RANK'], __name__, os.envi
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_script_runs_as_under_python_in_a_warm_or_a_fresh_interpreter(bench: Bench, fresh: bool) -> None:
     bench.launch(SAY, fresh=fresh, EXTRA="yes")
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == "['a', 'b c'] 0 __main__ yes\n"
 
 
@@ -99,7 +97,7 @@ def test_gloo_groups_are_kept_by_a_worker_and_by_what_it_becomes(bench: Bench, f
     """See ``gloo_exit``."""
     becomes = f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', {SAY_WHO_DESTROYS!r}])"
     bench.launch(f"{SAY_WHO_DESTROYS}\n{becomes}\n", fresh=fresh, PYTHONPATH="/theirs")
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == "True\nTrue\n"
 
 
@@ -144,15 +142,14 @@ def test_what_is_printed_stands_in_the_order_in_which_it_was_written(bench: Benc
 @pytest.mark.slow
 def test_a_worker_that_failed_is_told_with_its_pid(bench: Bench) -> None:
     bench.launch("import os; print(os.getpid(), flush=True); os.kill(os.getpid(), 9)")
-    ending = bench.ended()
-    assert isinstance(ending, list) and ending[0].pid == int(bench.printed())
+    assert bench.ended().failures[0].pid == int(bench.printed())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leave", ["sys.exit()", "sys.exit(0)", "raise SystemExit"])
 def test_a_script_that_leaves_early_and_without_an_error_has_ended_well(bench: Bench, leave: str) -> None:
     bench.launch(f"import sys; print('x')\n{leave}")
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == "x\n"
 
 
@@ -161,7 +158,7 @@ def test_exit_functions_run_and_a_handler_of_sigterm_is_the_scripts_own(bench: B
     bench.launch(
         "import atexit, signal\natexit.register(print, 'goodbye')\nprint(signal.getsignal(15) == signal.SIG_DFL)\n"
     )
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == "True\ngoodbye\n"
 
 
@@ -171,7 +168,7 @@ def test_workers_meet_through_the_held_port(bench: Bench) -> None:
         "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nprint('met', d.get_world_size())\n"
     )
     bench.launch(script, nproc=2)
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed(0) == bench.printed(1) == "met 2\n"
 
 
@@ -181,7 +178,7 @@ def test_kill_ends_the_launcher_its_workers_and_what_they_started(bench: Bench) 
     _wait_for(lambda: bench.printed().endswith("\n"))
     grandchild = psutil.Process(int(bench.printed()))
     bench.launched.kill()
-    assert bench.ended() is None
+    assert bench.ended() == LauncherExit(killed=True)
     assert processes.wait_until_ended([grandchild], 10) == []
 
 
@@ -209,14 +206,13 @@ def test_what_a_worker_started_in_a_session_of_its_own_has_ended_when_its_end_is
     bench.ended()
     assert not any(map(psutil.pid_exists, strays))
     bench.launch(SAY)
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
 
 
 @pytest.mark.slow
 def test_a_new_interpreter_that_cannot_begin_is_told_with_its_last_lines(bench: Bench) -> None:
     bench.launch(SAY, fresh=True, PYTHONHOME="/nowhere")
-    ending = bench.ended()
-    assert isinstance(ending, str) and "no Python frame" in ending
+    assert "no Python frame" in bench.ended().error
 
 
 @pytest.mark.slow
@@ -289,12 +285,12 @@ def test_when_the_interpreter_dies_its_workers_die_and_the_next_round_has_a_new_
     worker = psutil.Process(int(bench.printed()))
     bench.wait_until_ready()
     os.kill(bench.interpreter._process.pid, signal.SIGKILL)
-    assert bench.ended() is None
+    assert bench.ended() == LauncherExit(killed=True)
     assert processes.wait_until_ended([worker], 10) == []
     _wait_for(lambda: bench.interpreter.state == "dead")
     bench.interpreter.keep()
     bench.launch(SAY)
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
 
 
 @pytest.mark.slow
@@ -303,7 +299,7 @@ def test_what_a_script_imports_can_be_there_before_it_runs(bench: Bench) -> None
     bench.interpreter.preload(["wave", "no_such_module_here"])
     bench.wait_until_ready()
     bench.launch("import sys; print('wave' in sys.modules, 'torch' in sys.modules)\n")
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == "True True\n"
 
 
@@ -333,11 +329,11 @@ def test_a_job_whose_imports_begin_cuda_can_use_it(begins_cuda: str, bench: Benc
     """In the forks of a process in which it has begun, CUDA does not work."""
     bench.interpreter.preload([begins_cuda])
     bench.launch(USES_CUDA)  # before it is known what the import does
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     bench.wait_until_ready()
     assert bench.interpreter.state == "spoiled" and f"['{begins_cuda}']" in (bench.folder / "log").read_text()
     bench.launch(USES_CUDA)
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert bench.printed() == "asks NVML: None\n0 False\n" * 2
 
 
@@ -359,7 +355,7 @@ def test_an_interpreter_that_is_spoiled_is_replaced_when_its_jobs_are_over(begin
     bench.interpreter.keep()
     assert bench.interpreter.state == "spoiled" and bench.interpreter.is_ready and bench.exits.empty()
     (bench.folder / "go").touch()
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
 
     def kept() -> bool:
         bench.interpreter.keep()
@@ -367,7 +363,7 @@ def test_an_interpreter_that_is_spoiled_is_replaced_when_its_jobs_are_over(begin
 
     _wait_for(kept)
     bench.launch(USES_CUDA)
-    assert bench.ended() == []
+    assert bench.ended() == LauncherExit()
     assert "0 True\n" in bench.printed(), "forked, and what begins CUDA is the worker's to import"
 
 
