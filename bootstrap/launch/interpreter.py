@@ -177,7 +177,7 @@ class Interpreter:
             self._replies.put({"event": "died"})
             self.state = "dead"  # last: from now on there may be another one
             for on_exit in exits.values():
-                on_exit(None)
+                on_exit(LauncherExit(killed=True))
         self._on_change()
 
     def _hear(self, message: dict[str, Any]) -> None:
