@@ -26,7 +26,7 @@ class Aws(Cloud):
 
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
         import pulumi
-        import pulumi_aws as aws
+        from pulumi_aws.provider import Provider
 
         from gpuctl.stacks.clouds.aws.resources.group import Group
         from gpuctl.stacks.clouds.aws.resources.identity import Identity
@@ -34,7 +34,7 @@ class Aws(Cloud):
         from gpuctl.stacks.clouds.aws.resources.storage import Storage
 
         # Not the default one, which would go by the environment: the wrong region, or another account, is an error.
-        provider = aws.Provider(
+        provider = Provider(
             request.cluster,
             region=request.region,
             allowed_account_ids=[request.account] if request.account else None,

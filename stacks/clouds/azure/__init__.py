@@ -33,7 +33,8 @@ class Azure(Cloud):
 
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
         import pulumi
-        import pulumi_azure_native as azure
+        from pulumi_azure_native import resources
+        from pulumi_azure_native.provider import Provider
 
         from gpuctl.stacks.clouds.azure.client import pulumi_has_a_log_in
         from gpuctl.stacks.clouds.azure.resources.group import Group
@@ -42,14 +43,14 @@ class Azure(Cloud):
         from gpuctl.stacks.clouds.azure.resources.storage import Storage
 
         # Not the default one, which would go by the environment. Of all log-ins it takes only az's by itself.
-        provider = azure.Provider(
+        provider = Provider(
             request.cluster,
             subscription_id=request.account or None,
             location=request.region,
             use_default_azure_credential=None if pulumi_has_a_log_in() else True,
         )
         there = pulumi.ResourceOptions(providers=[provider])
-        home = azure.resources.ResourceGroup(
+        home = resources.ResourceGroup(
             request.cluster,
             resource_group_name=resource_group(request),
             location=request.region,
@@ -144,9 +145,9 @@ def subscription(request: StackRequest, parent: pulumi.Resource) -> pulumi.Input
     if request.account:
         return request.account
     import pulumi
-    import pulumi_azure_native as azure
+    from pulumi_azure_native import authorization
 
-    return azure.authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=parent)).subscription_id
+    return authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=parent)).subscription_id
 
 
 CLOUD = Azure()

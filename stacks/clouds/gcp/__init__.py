@@ -47,7 +47,7 @@ class Gcp(Cloud):
 
     def program(self, request: StackRequest, machine: MachineType) -> Mapping[str, object]:
         import pulumi
-        import pulumi_gcp as gcp
+        from pulumi_gcp.provider import Provider
 
         from gpuctl.stacks.clouds.gcp.resources.group import Group
         from gpuctl.stacks.clouds.gcp.resources.identity import Identity
@@ -55,7 +55,7 @@ class Gcp(Cloud):
         from gpuctl.stacks.clouds.gcp.resources.storage import Storage
 
         # Not the default one, which would go by the environment.
-        provider = gcp.Provider(
+        provider = Provider(
             request.cluster, project=request.account or None, region=request.region, zone=request.zones[0]
         )
         there = pulumi.ResourceOptions(providers=[provider])
@@ -119,9 +119,9 @@ def project(request: StackRequest, parent: pulumi.Resource) -> pulumi.Input[str]
     if request.account:
         return request.account
     import pulumi
-    import pulumi_gcp as gcp
+    from pulumi_gcp import organizations
 
-    return gcp.organizations.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=parent)).project
+    return organizations.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=parent)).project
 
 
 CLOUD = Gcp()

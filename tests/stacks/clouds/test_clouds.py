@@ -129,10 +129,10 @@ def test_no_dict_stands_where_a_misspelt_key_would_vanish(provider: CloudName) -
 
 
 def test_a_misspelt_argument_is_an_error() -> None:
-    import pulumi_aws
+    from pulumi_aws import ec2
 
     with pytest.raises(TypeError, match="http_token"):
-        pulumi_aws.ec2.LaunchTemplateMetadataOptionsArgs(http_token="required")  # type: ignore[call-arg]
+        ec2.LaunchTemplateMetadataOptionsArgs(http_token="required")  # type: ignore[call-arg]
 
 
 def test_a_misspelt_key_of_a_request_is_an_error() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 
 import pulumi
-import pulumi_aws as aws
+from pulumi_aws import autoscaling, ec2, ssm
 
 from gpuctl.stacks.catalog.instance_types import MachineType
 from gpuctl.stacks.clouds import aws as cloud
@@ -55,7 +55,7 @@ class Group(pulumi.ComponentResource):
         self._inside = pulumi.ResourceOptions(parent=self)
         template = self._template(identity)
         side_by_side = self._side_by_side()
-        self.group = aws.autoscaling.Group(
+        self.group = autoscaling.Group(
             request.cluster,
             name_prefix=f"gpuctl-{request.cluster}-",
             min_size=0,
@@ -63,15 +63,15 @@ class Group(pulumi.ComponentResource):
             desired_capacity=0,
             vpc_zone_identifiers=[subnet.id for subnet in network.subnets],
             placement_group=side_by_side.name if side_by_side else None,
-            mixed_instances_policy=aws.autoscaling.GroupMixedInstancesPolicyArgs(
-                instances_distribution=aws.autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
+            mixed_instances_policy=autoscaling.GroupMixedInstancesPolicyArgs(
+                instances_distribution=autoscaling.GroupMixedInstancesPolicyInstancesDistributionArgs(
                     on_demand_base_capacity=0,
                     on_demand_percentage_above_base_capacity=0 if request.spot else 100,
                     # Never lowest-price: the cheapest pool is the one that is taken next.
                     spot_allocation_strategy="price-capacity-optimized" if request.spot else None,
                 ),
-                launch_template=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
-                    launch_template_specification=aws.autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
+                launch_template=autoscaling.GroupMixedInstancesPolicyLaunchTemplateArgs(
+                    launch_template_specification=autoscaling.GroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecificationArgs(
                         launch_template_id=template.id, version=template.latest_version.apply(str)
                     )
                 ),
@@ -84,7 +84,7 @@ class Group(pulumi.ComponentResource):
             wait_for_capacity_timeout="0",
             force_delete=True,
             tags=[
-                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
+                autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in {**request.tags(), "Name": request.cluster}.items()
             ],
             # A machine that starts finds its way out and its rights there, and they are there until it has ended.
@@ -94,22 +94,22 @@ class Group(pulumi.ComponentResource):
         )
         self.register_outputs({"group": self.group.name})
 
-    def _template(self, identity: Identity) -> aws.ec2.LaunchTemplate:
-        request, template = self._request, aws.ec2
+    def _template(self, identity: Identity) -> ec2.LaunchTemplate:
+        request = self._request
         tags = {**request.tags(), "Name": request.cluster}
-        return template.LaunchTemplate(
+        return ec2.LaunchTemplate(
             request.cluster,
             name_prefix=f"gpuctl-{request.cluster}-",
             image_id=request.image or self._image(),
             instance_type=self._machine.name,
             key_name=self._key(),
             update_default_version=True,
-            iam_instance_profile=template.LaunchTemplateIamInstanceProfileArgs(arn=identity.profile.arn),
+            iam_instance_profile=ec2.LaunchTemplateIamInstanceProfileArgs(arn=identity.profile.arn),
             network_interfaces=self._cards(),
             block_device_mappings=[
-                template.LaunchTemplateBlockDeviceMappingArgs(
+                ec2.LaunchTemplateBlockDeviceMappingArgs(
                     device_name=self._root_device(),
-                    ebs=template.LaunchTemplateBlockDeviceMappingEbsArgs(
+                    ebs=ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
                         volume_size=request.disk_gb,
                         volume_type="gp3",
                         throughput=FAST_DISK_MB_PER_S if self._machine.takes_fast_disk else None,
@@ -118,7 +118,7 @@ class Group(pulumi.ComponentResource):
                     ),
                 )
             ],
-            metadata_options=template.LaunchTemplateMetadataOptionsArgs(
+            metadata_options=ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled",
                 http_tokens="required",
                 http_put_response_hop_limit=2,  # from inside of a container too
@@ -126,7 +126,7 @@ class Group(pulumi.ComponentResource):
             ),
             user_data=base64.b64encode(compressed(request.user_data)).decode(),
             tag_specifications=[
-                template.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
+                ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
                 for kind in ("instance", "volume", "network-interface")
             ],
             tags=tags,
@@ -139,20 +139,20 @@ class Group(pulumi.ComponentResource):
         come besides."""
         if not self._request.image:
             return _ROOT_DEVICE
-        image = aws.ec2.get_ami_output(
-            filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[self._request.image])],
+        image = ec2.get_ami_output(
+            filters=[ec2.GetAmiFilterArgs(name="image-id", values=[self._request.image])],
             include_deprecated=True,
             opts=pulumi.InvokeOutputOptions(parent=self),
         )
         return image.root_device_name.apply(lambda name: name or _ROOT_DEVICE)  # a plan is made offline
 
     def _image(self) -> pulumi.Output[str]:
-        return aws.ssm.get_parameter_output(name=_IMAGE, opts=pulumi.InvokeOutputOptions(parent=self)).value
+        return ssm.get_parameter_output(name=_IMAGE, opts=pulumi.InvokeOutputOptions(parent=self)).value
 
     def _key(self) -> pulumi.Output[str] | None:
         if not self._request.ssh_key:
             return None
-        return aws.ec2.KeyPair(
+        return ec2.KeyPair(
             self._request.cluster,
             key_name_prefix=f"gpuctl-{self._request.cluster}-",
             public_key=self._request.ssh_key,
@@ -160,13 +160,13 @@ class Group(pulumi.ComponentResource):
             opts=self._inside,
         ).key_name
 
-    def _cards(self) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
+    def _cards(self) -> list[ec2.LaunchTemplateNetworkInterfaceArgs]:
         """One interface for each card with EFA; all but the first have no address: they carry EFA only. Security groups
         belong here once there is such a list."""
         efa = self._machine.fabric == "efa"
         public = "true" if cloud.has_public_address(self._machine) else None
         return [
-            aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+            ec2.LaunchTemplateNetworkInterfaceArgs(
                 network_card_index=card,
                 device_index=0 if card == 0 else self._further_device(),
                 interface_type=("efa" if card == 0 else "efa-only") if efa else None,
@@ -183,9 +183,9 @@ class Group(pulumi.ComponentResource):
         (aws-parallelcluster #6930)."""
         return 0 if self._machine.family in _DEVICE_0_ALONE else 1
 
-    def _side_by_side(self) -> aws.ec2.PlacementGroup | None:
+    def _side_by_side(self) -> ec2.PlacementGroup | None:
         if self._machine.fabric != "efa" or not self._request.placement:
             return None
-        return aws.ec2.PlacementGroup(
+        return ec2.PlacementGroup(
             self._request.cluster, strategy="cluster", tags=self._request.tags(), opts=self._inside
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pulumi
-import pulumi_aws as aws
+from pulumi_aws import iam
 
 from gpuctl.stacks.clouds.aws.partition import partition
 from gpuctl.stacks.clouds.aws.resources.storage import Storage
@@ -21,7 +21,7 @@ class Identity(pulumi.ComponentResource):
         super().__init__("gpuctl:aws:Identity", request.cluster, opts=opts)
         inside = pulumi.ResourceOptions(parent=self)
         trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
-        role = aws.iam.Role(
+        role = iam.Role(
             request.cluster,
             name_prefix=f"gpuctl-{request.cluster}-",
             assume_role_policy=json.dumps({"Version": "2012-10-17", "Statement": [trust]}),
@@ -29,13 +29,13 @@ class Identity(pulumi.ComponentResource):
             tags=request.tags(),
             opts=inside,
         )
-        aws.iam.RolePolicy(
+        iam.RolePolicy(
             request.cluster,
             role=role.id,
             policy=storage.arn.apply(lambda arn: _policy(request, arn, storage.prefix)),
             opts=inside,
         )
-        self.profile = aws.iam.InstanceProfile(
+        self.profile = iam.InstanceProfile(
             request.cluster,
             name_prefix=f"gpuctl-{request.cluster}-",
             role=role.name,

@@ -9,7 +9,7 @@ user's address on, so that the rule for SSH is the same either way.
 from __future__ import annotations
 
 import pulumi
-import pulumi_aws as aws
+from pulumi_aws import ec2, ec2transitgateway, vpc
 
 from gpuctl.stacks.catalog.instance_types import MachineType
 from gpuctl.stacks.clouds import aws as cloud
@@ -29,7 +29,7 @@ class Network(pulumi.ComponentResource):
         self._inside = pulumi.ResourceOptions(parent=self)
         self._tags = {**request.tags(), "Name": request.cluster}
         public = cloud.has_public_address(machine)
-        self.vpc = aws.ec2.Vpc(
+        self.vpc = ec2.Vpc(
             request.cluster,
             cidr_block=_VPC,
             enable_dns_hostnames=True,
@@ -37,16 +37,16 @@ class Network(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._inside,
         )
-        self._gateway = aws.ec2.InternetGateway(request.cluster, vpc_id=self.vpc.id, tags=self._tags, opts=self._inside)
+        self._gateway = ec2.InternetGateway(request.cluster, vpc_id=self.vpc.id, tags=self._tags, opts=self._inside)
         self._open = self._routes(
-            "public", aws.ec2.RouteTableRouteArgs(cidr_block="0.0.0.0/0", gateway_id=self._gateway.id)
+            "public", ec2.RouteTableRouteArgs(cidr_block="0.0.0.0/0", gateway_id=self._gateway.id)
         )
         routes = self._open if public else self._behind_nat()
         self.subnets = [
             self._subnet(zone, f"10.77.{16 * number}.0/20", zone, routes, public=public)
             for number, zone in enumerate(request.zones)
         ]
-        aws.ec2.VpcEndpoint(
+        ec2.VpcEndpoint(
             f"{request.cluster}-s3",
             vpc_id=self.vpc.id,
             service_name=f"com.amazonaws.{request.region}.s3",
@@ -58,8 +58,8 @@ class Network(pulumi.ComponentResource):
         self.security_group = self._security_group(public=public)
         self.register_outputs({"vpc": self.vpc.id})
 
-    def _subnet(self, name: str, block: str, zone: str, routes: aws.ec2.RouteTable, *, public: bool) -> aws.ec2.Subnet:
-        subnet = aws.ec2.Subnet(
+    def _subnet(self, name: str, block: str, zone: str, routes: ec2.RouteTable, *, public: bool) -> ec2.Subnet:
+        subnet = ec2.Subnet(
             f"{self._request.cluster}-{name}",
             vpc_id=self.vpc.id,
             availability_zone=zone,
@@ -68,28 +68,28 @@ class Network(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._inside,
         )
-        aws.ec2.RouteTableAssociation(
+        ec2.RouteTableAssociation(
             f"{self._request.cluster}-{name}", subnet_id=subnet.id, route_table_id=routes.id, opts=self._inside
         )
         return subnet
 
-    def _routes(self, name: str, route: aws.ec2.RouteTableRouteArgs) -> aws.ec2.RouteTable:
-        return aws.ec2.RouteTable(
+    def _routes(self, name: str, route: ec2.RouteTableRouteArgs) -> ec2.RouteTable:
+        return ec2.RouteTable(
             f"{self._request.cluster}-{name}", vpc_id=self.vpc.id, routes=[route], tags=self._tags, opts=self._inside
         )
 
-    def _behind_nat(self) -> aws.ec2.RouteTable:
+    def _behind_nat(self) -> ec2.RouteTable:
         name = f"{self._request.cluster}-nat"
         # Neither works, nor can the gateway be taken away, but while it is attached to the network.
         outside = pulumi.ResourceOptions.merge(self._inside, pulumi.ResourceOptions(depends_on=[self._gateway]))
-        address = aws.ec2.Eip(name, domain="vpc", tags=self._tags, opts=outside)
+        address = ec2.Eip(name, domain="vpc", tags=self._tags, opts=outside)
         subnet = self._subnet("nat", _PUBLIC, self._request.zones[0], self._open, public=False)
-        nat = aws.ec2.NatGateway(name, allocation_id=address.id, subnet_id=subnet.id, tags=self._tags, opts=outside)
-        return self._routes("private", aws.ec2.RouteTableRouteArgs(cidr_block="0.0.0.0/0", nat_gateway_id=nat.id))
+        nat = ec2.NatGateway(name, allocation_id=address.id, subnet_id=subnet.id, tags=self._tags, opts=outside)
+        return self._routes("private", ec2.RouteTableRouteArgs(cidr_block="0.0.0.0/0", nat_gateway_id=nat.id))
 
-    def _security_group(self, *, public: bool) -> aws.ec2.SecurityGroup:
+    def _security_group(self, *, public: bool) -> ec2.SecurityGroup:
         """EFA wants a rule for all traffic to the group itself in *and* out, besides the one for the Internet."""
-        group = aws.ec2.SecurityGroup(
+        group = ec2.SecurityGroup(
             f"{self._request.cluster}-nodes",
             vpc_id=self.vpc.id,
             description=f"nodes of the gpuctl cluster {self._request.cluster}",
@@ -97,7 +97,7 @@ class Network(pulumi.ComponentResource):
             opts=self._inside,
         )
         name = self._request.cluster
-        aws.vpc.SecurityGroupIngressRule(
+        vpc.SecurityGroupIngressRule(
             f"{name}-self-in",
             security_group_id=group.id,
             ip_protocol="-1",
@@ -106,7 +106,7 @@ class Network(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._inside,
         )
-        aws.vpc.SecurityGroupEgressRule(
+        vpc.SecurityGroupEgressRule(
             f"{name}-self-out",
             security_group_id=group.id,
             ip_protocol="-1",
@@ -115,7 +115,7 @@ class Network(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._inside,
         )
-        aws.vpc.SecurityGroupEgressRule(
+        vpc.SecurityGroupEgressRule(
             f"{name}-out",
             security_group_id=group.id,
             ip_protocol="-1",
@@ -125,7 +125,7 @@ class Network(pulumi.ComponentResource):
             opts=self._inside,
         )
         if self._request.ssh_from:
-            aws.vpc.SecurityGroupIngressRule(
+            vpc.SecurityGroupIngressRule(
                 f"{name}-ssh",
                 security_group_id=group.id,
                 ip_protocol="tcp",
@@ -140,17 +140,17 @@ class Network(pulumi.ComponentResource):
                 self._endpoint(group)
         return group
 
-    def _endpoint(self, nodes: aws.ec2.SecurityGroup) -> None:
+    def _endpoint(self, nodes: ec2.SecurityGroup) -> None:
         """SSH without a public address."""
         name = f"{self._request.cluster}-ssh"
-        group = aws.ec2.SecurityGroup(
+        group = ec2.SecurityGroup(
             name,
             vpc_id=self.vpc.id,
             description=f"SSH endpoint of the gpuctl cluster {self._request.cluster}",
             tags=self._tags,
             opts=self._inside,
         )
-        aws.vpc.SecurityGroupEgressRule(
+        vpc.SecurityGroupEgressRule(
             name,
             security_group_id=group.id,
             ip_protocol="tcp",
@@ -161,7 +161,7 @@ class Network(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._inside,
         )
-        aws.ec2transitgateway.InstanceConnectEndpoint(
+        ec2transitgateway.InstanceConnectEndpoint(
             name,
             subnet_id=self.subnets[0].id,
             security_group_ids=[group.id],

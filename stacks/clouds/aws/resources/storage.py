@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 import pulumi
-import pulumi_aws as aws
+from pulumi_aws import s3
 
 from gpuctl.stacks.clouds.aws.partition import partition
 from gpuctl.stacks.request.stack_request import StackRequest
@@ -33,15 +33,15 @@ class Storage(pulumi.ComponentResource):
         self.url = pulumi.Output.from_input(request.bucket_url())
         self.register_outputs({"url": self.url})
 
-    def _made(self, request: StackRequest, name: str) -> aws.s3.Bucket:
+    def _made(self, request: StackRequest, name: str) -> s3.Bucket:
         kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
-        bucket = aws.s3.Bucket(
+        bucket = s3.Bucket(
             request.cluster,
             bucket=name,
             tags=request.tags(),
             opts=kept,
         )
-        shut = aws.s3.BucketPublicAccessBlock(
+        shut = s3.BucketPublicAccessBlock(
             request.cluster,
             bucket=bucket.id,
             block_public_acls=True,
@@ -50,27 +50,27 @@ class Storage(pulumi.ComponentResource):
             restrict_public_buckets=True,
             opts=kept,
         )
-        aws.s3.BucketServerSideEncryptionConfiguration(
+        s3.BucketServerSideEncryptionConfiguration(
             request.cluster,
             bucket=bucket.id,
             rules=[
-                aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
-                    apply_server_side_encryption_by_default=aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
+                s3.BucketServerSideEncryptionConfigurationRuleArgs(
+                    apply_server_side_encryption_by_default=s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
                         sse_algorithm="AES256"
                     )
                 )
             ],
             opts=kept,
         )
-        aws.s3.BucketLifecycleConfiguration(
+        s3.BucketLifecycleConfiguration(
             request.cluster,
             bucket=bucket.id,
             rules=[
-                aws.s3.BucketLifecycleConfigurationRuleArgs(
+                s3.BucketLifecycleConfigurationRuleArgs(
                     id="unfinished uploads",
                     status="Enabled",
-                    filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
-                    abort_incomplete_multipart_upload=aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
+                    filter=s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
+                    abort_incomplete_multipart_upload=s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
                         days_after_initiation=_UNFINISHED_DAYS
                     ),
                 )
@@ -79,7 +79,7 @@ class Storage(pulumi.ComponentResource):
         )
         # One after the other: S3 refuses two changes of a bucket's access at once.
         after = pulumi.ResourceOptions(depends_on=[shut])
-        aws.s3.BucketPolicy(
+        s3.BucketPolicy(
             request.cluster,
             bucket=bucket.id,
             policy=bucket.arn.apply(_tls_only),

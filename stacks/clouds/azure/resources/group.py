@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 
 import pulumi
-import pulumi_azure_native as azure
+from pulumi_azure_native import authorization, compute
 
 from gpuctl.stacks.catalog.instance_types import MachineType
 from gpuctl.stacks.clouds.azure import of_cluster, resource_group, subscription
@@ -60,7 +60,6 @@ class Group(pulumi.ComponentResource):
         self._request = request
         self._machine = machine
         self._inside = pulumi.ResourceOptions(parent=self)
-        compute = azure.compute
         self.group = compute.VirtualMachineScaleSet(
             request.cluster,
             vm_scale_set_name=request.named(64),
@@ -94,14 +93,13 @@ class Group(pulumi.ComponentResource):
     def _standing(self, network: Network, identity: Identity) -> pulumi.Output[int]:
         """The number of machines that the set is to have now. Azure is asked when what the set waits for is there: as
         late as can be before the set is sent."""
-        user = azure.authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self))
+        user = authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self))
         where = resource_group(self._request), self._request.named(64)
         return pulumi.Output.all(user.subscription_id, network.subnets[0].id, identity.id).apply(
             lambda known: 0 if known[0] == LATER else standing(*where, subscription=known[0])
         )
 
-    def _machines(self, network: Network) -> azure.compute.VirtualMachineScaleSetVMProfileArgs:
-        compute = azure.compute
+    def _machines(self, network: Network) -> compute.VirtualMachineScaleSetVMProfileArgs:
         return compute.VirtualMachineScaleSetVMProfileArgs(
             priority=compute.VirtualMachinePriorityTypes.SPOT if self._request.spot else None,
             # Deallocate would go on to cost for the disks.
@@ -124,8 +122,7 @@ class Group(pulumi.ComponentResource):
             ),
         )
 
-    def _login(self) -> azure.compute.VirtualMachineScaleSetOSProfileArgs:
-        compute = azure.compute
+    def _login(self) -> compute.VirtualMachineScaleSetOSProfileArgs:
         keys = [
             compute.SshPublicKeyArgs(key_data=key, path=f"/home/{_USER}/.ssh/authorized_keys")
             for key in [self._request.ssh_key]
@@ -140,13 +137,13 @@ class Group(pulumi.ComponentResource):
             ),
         )
 
-    def _image(self) -> azure.compute.ImageReferenceArgs:
+    def _image(self) -> compute.ImageReferenceArgs:
         wanted = image(self._request.image or _IMAGE)
         version: pulumi.Input[str] = wanted.version
         if version == LATEST:
-            user = azure.authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self))
+            user = authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self))
             version = user.subscription_id.apply(lambda known: newest(wanted, self._request.region, known))
-        return azure.compute.ImageReferenceArgs(
+        return compute.ImageReferenceArgs(
             publisher=wanted.publisher, offer=wanted.offer, sku=wanted.sku, version=version
         )
 
@@ -156,7 +153,7 @@ class Group(pulumi.ComponentResource):
             "/subscriptions/", subscription(self._request, self), f"/resourceGroups/{resource_group(self._request)}"
         )
         whose = of_cluster(self._request.cluster, self._request.id)
-        role = azure.authorization.RoleDefinition(
+        role = authorization.RoleDefinition(
             self._request.cluster,
             # All of a tenant's roles have names of their own.
             role_name=f"leave the scale set {whose}, {self._request.mark()}",
@@ -164,22 +161,21 @@ class Group(pulumi.ComponentResource):
             role_type="CustomRole",
             scope=home,
             assignable_scopes=[home],
-            permissions=[azure.authorization.PermissionArgs(actions=list(_LEAVE))],
+            permissions=[authorization.PermissionArgs(actions=list(_LEAVE))],
             opts=pulumi.ResourceOptions(parent=self, depends_on=[self.group]),  # and so in its resource group
         )
-        azure.authorization.RoleAssignment(
+        authorization.RoleAssignment(
             f"{self._request.cluster}-leave",
             scope=self.group.id,
             role_definition_id=role.id,
             principal_id=identity.principal,
-            principal_type=azure.authorization.PrincipalType.SERVICE_PRINCIPAL,
+            principal_type=authorization.PrincipalType.SERVICE_PRINCIPAL,
             description=f"nodes {whose} leave it",
             opts=self._inside,
         )
 
 
-def _card(network: Network) -> azure.compute.VirtualMachineScaleSetNetworkConfigurationArgs:
-    compute = azure.compute
+def _card(network: Network) -> compute.VirtualMachineScaleSetNetworkConfigurationArgs:
     return compute.VirtualMachineScaleSetNetworkConfigurationArgs(
         name="card",
         primary=True,

@@ -4,7 +4,7 @@ of the cluster's own scale set."""
 from __future__ import annotations
 
 import pulumi
-import pulumi_azure_native as azure
+from pulumi_azure_native import authorization, managedidentity
 
 from gpuctl.stacks.clouds.azure import of_cluster, resource_group
 from gpuctl.stacks.clouds.azure.resources.storage import Storage
@@ -19,7 +19,7 @@ class Identity(pulumi.ComponentResource):
     def __init__(self, request: StackRequest, storage: Storage, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpuctl:azure:Identity", request.cluster, opts=opts)
         inside = pulumi.ResourceOptions(parent=self, depends_on=opts.depends_on if opts else None)
-        identity = azure.managedidentity.UserAssignedIdentity(
+        identity = managedidentity.UserAssignedIdentity(
             request.cluster,
             resource_name_=request.named(64),
             resource_group_name=resource_group(request),
@@ -28,12 +28,12 @@ class Identity(pulumi.ComponentResource):
             opts=inside,
         )
         self.id, self.principal = identity.id, identity.principal_id
-        azure.authorization.RoleAssignment(
+        authorization.RoleAssignment(
             f"{request.cluster}-objects",
             scope=storage.container,
             role_definition_id=storage.role,
             principal_id=self.principal,
-            principal_type=azure.authorization.PrincipalType.SERVICE_PRINCIPAL,
+            principal_type=authorization.PrincipalType.SERVICE_PRINCIPAL,
             description=f"nodes {of_cluster(request.cluster, request.id)} read and write its objects",
             condition=only_below(request.place().prefix),
             condition_version="2.0",

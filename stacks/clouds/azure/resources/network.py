@@ -8,7 +8,7 @@ Nodes have public addresses, which is how they reach the Internet and are reache
 from __future__ import annotations
 
 import pulumi
-import pulumi_azure_native as azure
+from pulumi_azure_native import network as azure_network
 
 from gpuctl.stacks.catalog.instance_types import MachineType
 from gpuctl.stacks.clouds.azure import resource_group
@@ -25,35 +25,35 @@ class Network(pulumi.ComponentResource):
         del machine  # InfiniBand is not among a machine's network cards
         self._request = request
         self._inside = pulumi.ResourceOptions(parent=self, depends_on=opts.depends_on if opts else None)
-        network = azure.network.VirtualNetwork(
+        network = azure_network.VirtualNetwork(
             request.cluster,
             virtual_network_name=request.named(64),
             resource_group_name=resource_group(request),
             location=request.region,
-            address_space=azure.network.AddressSpaceArgs(address_prefixes=[_BLOCK]),
+            address_space=azure_network.AddressSpaceArgs(address_prefixes=[_BLOCK]),
             tags=request.tags(),
             opts=self._inside,
         )
         self.subnets = [
-            azure.network.Subnet(
+            azure_network.Subnet(
                 request.cluster,
                 subnet_name="nodes",
                 resource_group_name=resource_group(request),
                 virtual_network_name=network.name,
                 address_prefix=_BLOCK,
                 default_outbound_access=False,
-                network_security_group=azure.network.NetworkSecurityGroupArgs(id=self._security_group().id),
+                network_security_group=azure_network.NetworkSecurityGroupArgs(id=self._security_group().id),
                 opts=self._inside,
             )
         ]
         self.register_outputs({"network": network.id})
 
-    def _security_group(self) -> azure.network.NetworkSecurityGroup:
+    def _security_group(self) -> azure_network.NetworkSecurityGroup:
         """The rules on what may come in: what none of them names is refused by a rule that Azure adds."""
-        rules = [_comes_in("between-the-nodes", 100, _BLOCK, azure.network.SecurityRuleProtocol.ASTERISK, "*")]
+        rules = [_comes_in("between-the-nodes", 100, _BLOCK, azure_network.SecurityRuleProtocol.ASTERISK, "*")]
         if self._request.ssh_from:
-            rules.append(_comes_in("ssh", 110, self._request.ssh_from, azure.network.SecurityRuleProtocol.TCP, "22"))
-        return azure.network.NetworkSecurityGroup(
+            rules.append(_comes_in("ssh", 110, self._request.ssh_from, azure_network.SecurityRuleProtocol.TCP, "22"))
+        return azure_network.NetworkSecurityGroup(
             self._request.cluster,
             network_security_group_name=self._request.named(64),
             resource_group_name=resource_group(self._request),
@@ -65,13 +65,13 @@ class Network(pulumi.ComponentResource):
 
 
 def _comes_in(
-    name: str, priority: int, source: str, protocol: azure.network.SecurityRuleProtocol, port: str
-) -> azure.network.SecurityRuleArgs:
-    return azure.network.SecurityRuleArgs(
+    name: str, priority: int, source: str, protocol: azure_network.SecurityRuleProtocol, port: str
+) -> azure_network.SecurityRuleArgs:
+    return azure_network.SecurityRuleArgs(
         name=name,
         priority=priority,
-        direction=azure.network.SecurityRuleDirection.INBOUND,
-        access=azure.network.SecurityRuleAccess.ALLOW,
+        direction=azure_network.SecurityRuleDirection.INBOUND,
+        access=azure_network.SecurityRuleAccess.ALLOW,
         protocol=protocol,
         source_address_prefix=source,
         source_port_range="*",

@@ -8,7 +8,7 @@ has left Azure itself discards after a week.
 from __future__ import annotations
 
 import pulumi
-import pulumi_azure_native as azure
+from pulumi_azure_native import authorization, resources, storage
 
 from gpuctl.stacks.clouds.azure import kept_resource_group, subscription
 from gpuctl.stacks.clouds.azure.storage_accounts import BLOB_DATA_CONTRIBUTOR
@@ -40,10 +40,9 @@ class Storage(pulumi.ComponentResource):
         self.url = pulumi.Output.from_input(request.bucket_url())
         self.register_outputs({"url": self.url})
 
-    def _made(self, request: StackRequest, place: BucketLocation) -> azure.storage.BlobContainer:
-        storage = azure.storage
+    def _made(self, request: StackRequest, place: BucketLocation) -> storage.BlobContainer:
         kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
-        group = azure.resources.ResourceGroup(
+        group = resources.ResourceGroup(
             f"{request.cluster}-kept",
             resource_group_name=kept_resource_group(request),
             location=request.region,
@@ -80,7 +79,6 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _let_in(self, request: StackRequest) -> None:
-        authorization = azure.authorization
         kind, _, principal = request.reader.rpartition(":")
         if not principal:
             user = authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 
 import pulumi
-import pulumi_gcp as gcp
+from pulumi_gcp import compute
 
 from gpuctl.stacks.catalog.instance_types import MachineType
 from gpuctl.stacks.clouds.gcp import NOTICE_S, disk_type, is_placed, labels, shape
@@ -50,24 +50,22 @@ class Group(pulumi.ComponentResource):
         # In a group, eight H100s are placed by the group's policy, and all others by the machines'.
         by_group = placed and machine.family == "a3-highgpu" and machine.gpus == 8
         template = self._template(network, identity, self._compact() if placed and not by_group else None)
-        self.group = gcp.compute.InstanceGroupManager(
+        self.group = compute.InstanceGroupManager(
             request.cluster,
             name=request.named(63),
             description=described(request, "nodes of the"),
             zone=request.zones[0],
             base_instance_name=request.named(58),
-            versions=[gcp.compute.InstanceGroupManagerVersionArgs(instance_template=template.self_link)],
+            versions=[compute.InstanceGroupManagerVersionArgs(instance_template=template.self_link)],
             target_size=0,
-            resource_policies=gcp.compute.InstanceGroupManagerResourcePoliciesArgs(
+            resource_policies=compute.InstanceGroupManagerResourcePoliciesArgs(
                 workload_policy=self._throughput().self_link
             )
             if by_group
             else None,
             # A new template is for machines to come: those that run go on.
-            update_policy=gcp.compute.InstanceGroupManagerUpdatePolicyArgs(
-                type="OPPORTUNISTIC", minimal_action="REPLACE"
-            ),
-            params=gcp.compute.InstanceGroupManagerParamsArgs(resource_manager_tags=identity.tags),
+            update_policy=compute.InstanceGroupManagerUpdatePolicyArgs(type="OPPORTUNISTIC", minimal_action="REPLACE"),
+            params=compute.InstanceGroupManagerParamsArgs(resource_manager_tags=identity.tags),
             wait_for_instances=False,
             # A machine that starts finds its way out and its rights there, and they are there until it has ended.
             opts=pulumi.ResourceOptions(
@@ -77,9 +75,9 @@ class Group(pulumi.ComponentResource):
         self.register_outputs({"group": self.group.name})
 
     def _template(
-        self, network: Network, identity: Identity, compact: gcp.compute.ResourcePolicy | None
-    ) -> gcp.compute.InstanceTemplate:
-        request, compute = self._request, gcp.compute
+        self, network: Network, identity: Identity, compact: compute.ResourcePolicy | None
+    ) -> compute.InstanceTemplate:
+        request = self._request
         machine_type, hung_on = shape(self._machine)
         return compute.InstanceTemplate(
             request.cluster,
@@ -116,9 +114,8 @@ class Group(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=[] if request.image else ["disks[0].sourceImage"]),
         )
 
-    def _scheduling(self) -> gcp.compute.InstanceTemplateSchedulingArgs:
+    def _scheduling(self) -> compute.InstanceTemplateSchedulingArgs:
         """A machine with GPUs cannot be moved while it runs, spot or not."""
-        compute = gcp.compute
         if not self._request.spot:
             return compute.InstanceTemplateSchedulingArgs(
                 provisioning_model="STANDARD", automatic_restart=True, on_host_maintenance="TERMINATE"
@@ -143,27 +140,25 @@ class Group(pulumi.ComponentResource):
         return told | ({"ssh-keys": f"ubuntu:{self._request.ssh_key}"} if self._request.ssh_key else {})
 
     def _image(self) -> pulumi.Output[str]:
-        found = gcp.compute.get_image_output(
-            family=FAMILY, project=_IMAGES, opts=pulumi.InvokeOutputOptions(parent=self)
-        )
+        found = compute.get_image_output(family=FAMILY, project=_IMAGES, opts=pulumi.InvokeOutputOptions(parent=self))
         return found.self_link
 
-    def _compact(self) -> gcp.compute.ResourcePolicy:
-        return gcp.compute.ResourcePolicy(
+    def _compact(self) -> compute.ResourcePolicy:
+        return compute.ResourcePolicy(
             self._request.cluster,
             name=self._request.named(63),
             description=described(self._request, "placement of the"),
             region=self._request.region,
-            group_placement_policy=gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(collocation="COLLOCATED"),
+            group_placement_policy=compute.ResourcePolicyGroupPlacementPolicyArgs(collocation="COLLOCATED"),
             opts=self._described_once,
         )
 
-    def _throughput(self) -> gcp.compute.ResourcePolicy:
-        return gcp.compute.ResourcePolicy(
+    def _throughput(self) -> compute.ResourcePolicy:
+        return compute.ResourcePolicy(
             self._request.cluster,
             name=self._request.named(63),
             description=described(self._request, "placement of the"),
             region=self._request.region,
-            workload_policy=gcp.compute.ResourcePolicyWorkloadPolicyArgs(type="HIGH_THROUGHPUT"),
+            workload_policy=compute.ResourcePolicyWorkloadPolicyArgs(type="HIGH_THROUGHPUT"),
             opts=self._described_once,
         )

@@ -7,7 +7,8 @@ disks and templates only. What it knows of a group is its tag, so the group carr
 from __future__ import annotations
 
 import pulumi
-import pulumi_gcp as gcp
+from pulumi_gcp import projects, serviceaccount, tags
+from pulumi_gcp import storage as gcs
 
 from gpuctl.stacks.clouds.gcp import project
 from gpuctl.stacks.clouds.gcp.ownership import described, named
@@ -26,7 +27,7 @@ class Identity(pulumi.ComponentResource):
     def __init__(self, request: StackRequest, storage: Storage, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpuctl:gcp:Identity", request.cluster, opts=opts)
         self._inside = pulumi.ResourceOptions(parent=self)
-        account = gcp.serviceaccount.Account(
+        account = serviceaccount.Account(
             request.cluster,
             account_id=request.named(30),
             display_name=named(request, "nodes of the"),
@@ -40,18 +41,18 @@ class Identity(pulumi.ComponentResource):
 
     def _read_and_write(self, request: StackRequest, storage: Storage) -> None:
         objects = pulumi.Output.concat("projects/_/buckets/", storage.name, "/objects/", storage.prefix, "/")
-        gcp.storage.BucketIAMMember(
+        gcs.BucketIAMMember(
             f"{request.cluster}-objects",
             bucket=storage.name,
             role="roles/storage.objectUser",
             member=self._member,
-            condition=gcp.storage.BucketIAMMemberConditionArgs(
+            condition=gcs.BucketIAMMemberConditionArgs(
                 title="own prefix", expression=pulumi.Output.concat('resource.name.startsWith("', objects, '")')
             ),
             opts=self._inside,
         )
         # A list is asked of the bucket, which no prefix matches; it shows names and no content.
-        gcp.storage.BucketIAMMember(
+        gcs.BucketIAMMember(
             f"{request.cluster}-list",
             bucket=storage.name,
             role="roles/storage.legacyBucketReader",
@@ -63,16 +64,16 @@ class Identity(pulumi.ComponentResource):
         at = project(request, self)
         # Google gives the project back by its number.
         known = pulumi.ResourceOptions.merge(self._inside, pulumi.ResourceOptions(ignore_changes=["parent"]))
-        key = gcp.tags.TagKey(
+        key = tags.TagKey(
             request.cluster,
             parent=pulumi.Output.concat("projects/", at),
             short_name=request.named(63),
             description=described(request, "marks what belongs to the"),
             opts=known,
         )
-        value = gcp.tags.TagValue(request.cluster, parent=key.id, short_name="yes", opts=self._inside)
+        value = tags.TagValue(request.cluster, parent=key.id, short_name="yes", opts=self._inside)
         self.tags = pulumi.Output.all(key.id, value.id).apply(lambda ids: {ids[0]: ids[1]})
-        role = gcp.projects.IAMCustomRole(
+        role = projects.IAMCustomRole(
             request.cluster,
             project=at,
             role_id=_role_id(request),
@@ -80,12 +81,12 @@ class Identity(pulumi.ComponentResource):
             permissions=list(_LEAVE),
             opts=self._inside,
         )
-        gcp.projects.IAMMember(
+        projects.IAMMember(
             request.cluster,
             project=at,
             role=role.name,
             member=self._member,
-            condition=gcp.projects.IAMMemberConditionArgs(
+            condition=projects.IAMMemberConditionArgs(
                 title="own group",
                 description=described(request, "leave the group of the"),
                 expression=pulumi.Output.concat('resource.matchTagId("', key.id, '", "', value.id, '")'),

@@ -8,7 +8,7 @@ Google's network.
 from __future__ import annotations
 
 import pulumi
-import pulumi_gcp as gcp
+from pulumi_gcp import compute
 
 from gpuctl.stacks.catalog.instance_types import MachineType
 from gpuctl.stacks.clouds.gcp.ownership import described
@@ -29,7 +29,7 @@ class Network(pulumi.ComponentResource):
         # It tells whose it is, and to change it would be to make the thing again.
         described_once = pulumi.ResourceOptions(parent=self, ignore_changes=["description"])
         self.tag = request.named(63)
-        network = gcp.compute.Network(
+        network = compute.Network(
             request.cluster,
             name=request.named(63),
             description=described(request, "network of the"),
@@ -38,7 +38,7 @@ class Network(pulumi.ComponentResource):
             opts=described_once,
         )
         self.subnets = [
-            gcp.compute.Subnetwork(
+            compute.Subnetwork(
                 request.cluster,
                 name=request.named(63),
                 description=described(request, "subnet of the"),
@@ -49,25 +49,25 @@ class Network(pulumi.ComponentResource):
                 opts=described_once,
             )
         ]
-        gcp.compute.Firewall(
+        compute.Firewall(
             f"{request.cluster}-nodes",
             name=f"{request.named(57)}-nodes",
             network=network.id,
             description=described(request, "traffic between the nodes of the"),
             direction="INGRESS",
-            allows=[gcp.compute.FirewallAllowArgs(protocol="all")],
+            allows=[compute.FirewallAllowArgs(protocol="all")],
             source_tags=[self.tag],
             target_tags=[self.tag],
             opts=inside,
         )
         if request.ssh_from:
-            gcp.compute.Firewall(
+            compute.Firewall(
                 f"{request.cluster}-ssh",
                 name=f"{request.named(57)}-ssh",
                 network=network.id,
                 description=described(request, "SSH to the nodes of the"),
                 direction="INGRESS",
-                allows=[gcp.compute.FirewallAllowArgs(protocol="tcp", ports=["22"])],
+                allows=[compute.FirewallAllowArgs(protocol="tcp", ports=["22"])],
                 source_ranges=[request.ssh_from],
                 target_tags=[self.tag],
                 opts=inside,

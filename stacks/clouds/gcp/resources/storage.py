@@ -8,7 +8,7 @@ is deleted, by a job too, does not come back.
 from __future__ import annotations
 
 import pulumi
-import pulumi_gcp as gcp
+from pulumi_gcp import storage
 
 from gpuctl.stacks.clouds.gcp import labels
 from gpuctl.stacks.request.stack_request import StackRequest
@@ -27,8 +27,7 @@ class Storage(pulumi.ComponentResource):
         self.url = pulumi.Output.from_input(request.bucket_url())
         self.register_outputs({"url": self.url})
 
-    def _made(self, request: StackRequest, name: str) -> gcp.storage.Bucket:
-        storage = gcp.storage
+    def _made(self, request: StackRequest, name: str) -> storage.Bucket:
         return storage.Bucket(
             request.cluster,
             name=name,
