@@ -98,10 +98,11 @@ format: $(STAMP) ## Format, and fix what can be fixed
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
 
+# Not compiled: of the clouds' packages, thousands of modules, a few are ever imported, and each is compiled by that.
 $(STAMP): pyproject.toml constraints.txt $(SICK)
 	@$(healthy) || { $(find_python) && "$$chosen" -m venv --clear $(VENV); }
 	@echo "make: installing into $(VENV) (only this once; torch is large)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # A stamp of its own: the tests need none of it, and the site needs no torch.
