@@ -26,7 +26,7 @@ from gpuctl.stacks.providers import node_package, ownership
 from gpuctl.stacks.providers.interface import Say
 from gpuctl.stacks.rented import cluster_bucket
 from gpuctl.stacks.rented.cluster_bucket import state_of
-from gpuctl.stacks.rented.earlier_up import EarlierUp, UpEngine
+from gpuctl.stacks.rented.earlier_up import EarlierUp, UpEngine, question
 from gpuctl.stacks.rented.namesakes import refuse_attached, refuse_namesake, refuse_other_account
 from gpuctl.stacks.rented.readiness import CapacityRefused, FleetRequest, FleetWatch, NoCapacity
 from gpuctl.stacks.rented.remains import telling_what_is_there, what_is_there
@@ -34,7 +34,7 @@ from gpuctl.stacks.rented.teardown import Teardown
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.immutable import refuse_changes
 from gpuctl.stacks.request.last_request import LastRequest, NodeOptions
-from gpuctl.stacks.request.stack_request import StackRequest, today
+from gpuctl.stacks.request.stack_request import StackRequest
 from gpuctl.stacks.ssh import config
 from gpuctl.stacks.ssh.hosts import read_hosts
 from gpuctl.stacks.state import clusters
@@ -42,9 +42,6 @@ from gpuctl.stacks.state.clusters import KnownCluster, command
 
 _EVENTUALLY_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Between tries, while a role or an account that was just made is not known everywhere."""
-
-_IS_GONE = "The machines' group is gone. Repair the cluster?"
-_IS_DOWN = "Nothing of the cluster is left: it was removed without this machine's Pulumi state. Create it again?"
 
 
 class RentedClusters:
@@ -115,11 +112,9 @@ class RentedClusters:
         home, is_gone = earlier.home(before.request if before else None)
         places = self._places(request, there, home)
         is_down = is_gone and self._teardown(before.request if before else request, there).is_done()
-        confirm(_IS_DOWN if is_down else _IS_GONE if is_gone else "Rent them?")
+        confirm(question(is_gone=is_gone, is_down=is_down, is_repair=refresh))
         if is_down:
-            # A refresh would keep what a cloud only marks as deleted, such as a role of Google's.
-            engine.forget()
-            request = msgspec.structs.replace(request, created=today())
+            request = earlier.forget(request)
         regions.note_used(request.provider, request.region)
         with telling_what_is_there(there, request, self._say):
             if (is_gone or refresh) and not is_down:
@@ -174,11 +169,7 @@ class RentedClusters:
             force: clear a lock that another machine has left.
             confirm: is asked before anything is changed, with the question for the user; it may raise.
         """
-
-        def confirm_repair(_: str) -> None:
-            confirm("Replace what is missing?")
-
-        return self.up(last.request, last.terms, wait_s=wait_s, force=force, refresh=True, confirm=confirm_repair)
+        return self.up(last.request, last.terms, wait_s=wait_s, force=force, refresh=True, confirm=confirm)
 
     def _up(
         self,

@@ -18,7 +18,7 @@ from gpuctl.stacks.rented.cluster_bucket import state_of
 from gpuctl.stacks.rented.teardown import Teardown, TeardownEngine
 from gpuctl.stacks.request import last_request
 from gpuctl.stacks.request.immutable import for_good
-from gpuctl.stacks.request.stack_request import StackRequest
+from gpuctl.stacks.request.stack_request import StackRequest, today
 from gpuctl.stacks.state.clusters import command
 
 
@@ -27,6 +27,15 @@ class UpEngine(TeardownEngine, Protocol):
 
     def up(self, request: StackRequest, *, force: bool = False) -> dict[str, Any]: ...
     def outputs(self) -> dict[str, Any]: ...
+
+
+def question(*, is_gone: bool, is_down: bool, is_repair: bool) -> str:
+    """What the user is asked before anything is made: the group may be gone, or all of the cluster."""
+    if is_down:
+        return "Nothing of the cluster is left: it was removed without this machine's Pulumi state. Create it again?"
+    if is_repair:
+        return "Replace what is missing?"
+    return "The machines' group is gone. Repair the cluster?" if is_gone else "Rent them?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,14 @@ class EarlierUp:
             return None, True
         except KeyError:  # half made: no group yet
             return None, False
+
+    def forget(self, request: StackRequest) -> StackRequest:
+        """Forget a stack of which nothing is left; returns the request for one that begins anew.
+
+        A refresh would keep what a cloud only marks as deleted, such as a role of Google's, and never bring it back.
+        """
+        self.engine.forget()
+        return msgspec.structs.replace(request, created=today())
 
     def settle(self, request: StackRequest, home: tuple[str, ...] | None, force: bool) -> None:
         """Clear up what an earlier change was creating when it was interrupted: it may exist, in no state."""
