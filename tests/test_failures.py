@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import failures
 from tests.paths import ROOT
 from tests.waiting import PATIENCE_S
@@ -38,6 +40,7 @@ def test_the_ends_of_logs_are_told_the_newest_first(tmp_path: Path) -> None:
     assert told[0][1].splitlines() == [f"13: line {line}" for line in range(80, 100)]
 
 
+@pytest.mark.slow
 def test_the_report_has_it_and_so_has_the_record_of_flaky_tests(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_runtest_makereport\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")

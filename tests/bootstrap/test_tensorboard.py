@@ -53,6 +53,7 @@ def test_what_this_node_writes_right_now_comes_from_its_disk(store: Bucket, tmp_
     assert (tmp_path / "shown" / "000001-me" / NAME).read_bytes() == b"what was sent so far, and more"
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_left_to_who_looks_and_the_end_of_standard_input_ends_it(store: Bucket, tmp_path: Path) -> None:
     """It is in the group of processes that the terminal interrupts."""
     (tmp_path / "identity.json").write_bytes(

@@ -103,6 +103,7 @@ def make_known(name: CloudName, folder: Path) -> None:
     last_request.remember(LastRequest(request=replace(asked(name), cluster=cluster), terms=NodeOptions()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_missing_package_is_one_line_in_every_verb(
     cloud: CloudName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

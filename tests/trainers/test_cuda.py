@@ -54,6 +54,7 @@ def written_by(device: str) -> dict[str, Tensor]:
 # -- saves -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @on_any
 def test_a_save_holds_its_own_step_whatever_the_device_has_still_to_do(device: str, file_url: str) -> None:
     tensors, checkpointer = written_by(device), Checkpointer(file_url, keep=None)
@@ -136,6 +137,7 @@ print(torch.cuda.is_initialized())
 """
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_training_on_the_cpu_take_nothing_of_a_gpu(file_url: str) -> None:
     ran = subprocess.run([sys.executable, "-c", ON_CPU, file_url], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
@@ -183,6 +185,7 @@ def test_a_gradient_scaler_goes_on_to_the_last_bit(file_url: str) -> None:
     assert again["scaler"].get_scale() == 2.0**11
 
 
+@pytest.mark.slow
 @on_any
 def test_a_restore_fills_the_tensors_that_are_there(device: str, file_url: str) -> None:
     """On a GPU there may be no room for all of them once more."""

@@ -35,6 +35,7 @@ def python(code: str, *path: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_a_group_of_gloo_outlives_its_destruction_in_interpreters_that_a_worker_starts() -> None:
     """Else whoever drops the last reference to it may wait for ever."""

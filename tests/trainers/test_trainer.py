@@ -79,6 +79,7 @@ def test_the_checkpoint_with_the_best_loss_can_be_kept(tmp_path: Path) -> None:
     assert told == {step: losses[step] for step in (37, 40)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_killed_and_started_again_the_weights_are_the_same_to_the_last_bit(tmp_path: Path, rank: int) -> None:
     """With dropout, on three ranks, where the order of additions shows."""

@@ -204,6 +204,7 @@ def test_a_boot_keeps_a_machine_and_one_that_hangs_does_not(bare: Bare) -> None:
     assert after == pytest.approx(BOOT_S / 60 + 15, abs=0.8)
 
 
+@pytest.mark.slow
 def test_who_looks_into_a_boot_that_hangs_is_not_thrown_out(bare: Bare) -> None:
     bare.hangs_in_boot()
     bare.log_in()
@@ -238,6 +239,7 @@ def test_with_0_minutes_a_machine_is_never_idle_and_is_looked_at_as_rarely_as_ot
     assert bare.run(0) == [] and len(looks) <= bare.end_s / EVERY_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idle_minutes", [0, 15])
 def test_a_machine_that_is_ill_is_replaced_at_once(bare: Bare, idle_minutes: float) -> None:
     def happens(minutes: float) -> None:

@@ -204,6 +204,7 @@ def start(root: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", _PROGRAM, str(root)], cwd=ROOT, text=True)
 
 
+@pytest.mark.slow
 def test_a_step_that_lost_power_is_run_again_from_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     process = start(tmp_path)

@@ -81,6 +81,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 SAY = "import os, sys; print(sys.argv[1:], os.environ['RANK'], __name__, os.environ.get('EXTRA'))\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_script_runs_as_under_python_in_a_warm_or_a_fresh_interpreter(bench: Bench, fresh: bool) -> None:
     bench.launch(SAY, fresh=fresh, EXTRA="yes")

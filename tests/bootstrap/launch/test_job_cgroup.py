@@ -49,6 +49,7 @@ def stray(cgroup: str, *below: str) -> psutil.Process:
     return psutil.Process(int(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=60).stdout))
 
 
+@pytest.mark.slow
 def test_nothing_in_it_outlives_it_and_what_is_beside_it_does(base: Path) -> None:
     ours, other = make("train-1", 1, base), make("train-1", 12, base)
     strays, spared = [stray(ours), stray(ours, f"{ours}/of-the-jobs-own")], stray(other)

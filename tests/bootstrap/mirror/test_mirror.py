@@ -299,6 +299,7 @@ def test_a_file_that_came_and_went_does_not_count_as_removed_for_ever(alone: tup
     assert newest.at - youngest > 0.25, "nothing was removed since the last set, so what is not at rest is left out"
 
 
+@pytest.mark.slow
 def test_logs_that_change_while_they_are_copied_hold_nothing_back(alone: tuple[Node, Bucket]) -> None:
     node, store = alone
     worker = node.begin(1)
@@ -593,6 +594,7 @@ def test_a_round_that_is_ended_while_it_restores_does_not_start(make: Callable[[
     assert b.files() == {}
 
 
+@pytest.mark.slow
 def test_a_folder_that_nobody_writes_to_costs_no_request(tmp_path: Path) -> None:
     requests: list[str] = []
 

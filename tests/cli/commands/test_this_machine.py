@@ -116,6 +116,7 @@ def test_ctrl_c_while_modules_load_is_one_line(written: WrittenCluster, module: 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_up_that_is_broken_off_says_what_runs(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """Once an agent has started; the nodes' folder is made a bucket that nobody answers from would not do: a file that

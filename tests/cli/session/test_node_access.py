@@ -228,6 +228,7 @@ def sharing(lab: Lab) -> Iterator[Lab]:
         yield lab
 
 
+@pytest.mark.slow
 def test_commands_share_a_connection(sharing: Lab, tmp_path: Path) -> None:
     for word in ("one", "two"):
         assert sharing.run("exec", "--", f"echo {word}; echo oh >&2; exit 3", code=3).stdout == f"{word}\n"
@@ -237,6 +238,7 @@ def test_commands_share_a_connection(sharing: Lab, tmp_path: Path) -> None:
     assert sharing.servers["node-0"].connections == 1
 
 
+@pytest.mark.slow
 def test_a_forward_has_its_own_connection(sharing: Lab, page_port: int) -> None:
     sharing.run("exec", "--", "true")
     process = sharing.start("forward", str(page_port))
@@ -246,6 +248,7 @@ def test_a_forward_has_its_own_connection(sharing: Lab, page_port: int) -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.slow
 def test_an_open_connection_proves_no_other_host_key(sharing: Lab) -> None:
     sharing.run("exec", "--", "true")
     sharing.add("node-0", sharing.servers["node-0"], host_keys=(sharing.servers["node-1"].host_key,))
@@ -290,6 +293,7 @@ def test_a_key_that_may_not_log_in_is_said(lab: Lab, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_the_bucket_says_cannot_become_a_setting_of_ssh(lab: Lab, tmp_path: Path) -> None:
     """Whoever writes the bucket may run code on nodes, and not here."""
     bait = f"127.0.0.1\n    ProxyCommand touch {tmp_path}/caught"
@@ -304,6 +308,7 @@ def test_what_the_bucket_says_cannot_become_a_setting_of_ssh(lab: Lab, tmp_path:
 # -- plain ssh ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_plain_ssh_reaches_the_nodes_after_one_line_in_its_configuration(lab: Lab) -> None:
     config = Path(lab.env["HOME"]) / ".ssh" / "config"
     config.parent.mkdir(mode=0o700)
@@ -327,6 +332,7 @@ def test_plain_ssh_reaches_the_nodes_after_one_line_in_its_configuration(lab: La
         assert said.stdout == "node-1\n"
 
 
+@pytest.mark.slow
 def test_no_configuration_is_changed_for_nodes_without_an_sshd(written: WrittenCluster) -> None:
     written.env["HOME"] = str(written.home)
     for named in ((), ("--bucket", written.store.url)):
@@ -459,6 +465,7 @@ def test_a_file_goes_to_a_node_and_comes_back(copying: Lab, tmp_path: Path) -> N
     assert (copying.work / "back").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_copy_that_fails_says_why_and_fails(copying: Lab, tmp_path: Path) -> None:
     said = copying.run("cp", f"node-1:{tmp_path}/nothing", "back", code=1).stderr.splitlines()
     assert said[-1].startswith("error: ")
@@ -488,6 +495,7 @@ def page_port() -> Iterator[int]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_port_of_a_node_is_reached_here_until_ctrl_c(lab: Lab, page_port: int) -> None:
     process = lab.start("forward", str(page_port), "--node", "1")
     url = first_line(process)

@@ -76,6 +76,7 @@ def test_a_person_who_says_no_gets_nothing(releases: Releases, env: dict[str, st
     assert releases.fetched(CLI_ARCHIVE) == [] and not (tmp_path / "state" / "pulumi-cli").exists()
 
 
+@pytest.mark.slow
 def test_a_script_is_told_to_add_y(releases: Releases, env: dict[str, str], tmp_path: Path) -> None:
     done = run(env, tmp_path, *UP)
     folder = tmp_path / "state" / "pulumi-cli"
@@ -86,6 +87,7 @@ def test_a_script_is_told_to_add_y(releases: Releases, env: dict[str, str], tmp_
     assert releases.asked == []
 
 
+@pytest.mark.slow
 def test_a_script_with_y_gets_a_line_before_and_after(releases: Releases, env: dict[str, str], tmp_path: Path) -> None:
     done = run(env, tmp_path, *UP, "-y")
     sizes = [megabytes(releases.files[path]) for path in (CLI_ARCHIVE, PLUGIN_ARCHIVE)]

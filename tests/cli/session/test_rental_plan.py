@@ -125,6 +125,7 @@ def test_the_region_goes_by_one_rule_and_is_told(home: Path) -> None:
     assert region(run(home, *g5)) == "us-east-1 (the default)"
 
 
+@pytest.mark.slow
 def test_an_attached_cluster_stays_in_its_region(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bucket is there, with what its jobs have left."""
     monkeypatch.setenv("GPUCTL_STATE_DIR", str(home / "state"))
@@ -137,6 +138,7 @@ def test_an_attached_cluster_stays_in_its_region(home: Path, monkeypatch: pytest
     assert region(run(home, *g5, "-c", "other", "--provider", "aws")) == "eu-west-3 (gpuctl.yaml:1)"
 
 
+@pytest.mark.slow
 def test_the_cheapest_of_several_regions_is_taken_and_told(home: Path) -> None:
     asked = ("--provider", "gcp", "--gpu", "A100", "--gpus", "8", "--region", "us-central1,europe-west4")
     done = run(home, *asked)
@@ -146,6 +148,7 @@ def test_the_cheapest_of_several_regions_is_taken_and_told(home: Path) -> None:
     assert f"also considered: a2-highgpu-8g in {other.pop()} ($" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_gpu_of_a_kind_is_taken_unless_more_are_asked_for(home: Path) -> None:
     done = run(home, "--provider", "gcp", "--gpu", "L4")
     assert done.stdout.startswith("1 x g2-standard-4 (1 L4, spot) in us-central1, gcp\n")
@@ -184,6 +187,7 @@ def test_bad_input_is_one_line(home: Path, args: list[str], said: str) -> None:
     assert last.startswith(f"error: {said}"), last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "hint"),
     [
@@ -218,6 +222,7 @@ def test_who_may_log_in_has_a_key_to_do_so(home: Path) -> None:
     assert _ssh_key(run(home, *asked, "-o", "json")) == ed25519
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("provider", "machine", "kind", "said"),
     [
@@ -278,6 +283,7 @@ def test_a_file_that_is_not_one_public_key_is_one_line(home: Path, text: str, sa
     assert done.stderr.splitlines()[-1].startswith(f"error: {home}/named {said}"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_key_with_a_line_end_of_windows_is_taken_without_it(home: Path) -> None:
     public = made(home / "one", "-t", "ed25519")
     (home / "named").write_bytes(f"# mine\r\n{public}\r\n".encode())

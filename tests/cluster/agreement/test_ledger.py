@@ -469,6 +469,7 @@ def test_no_version_has_two_winners_while_old_ones_are_pruned(
     assert len(claimed) > 6
 
 
+@pytest.mark.slow
 def test_no_version_has_two_winners_while_s3_stumbles(proxy: Proxy, s3_url: str, s3_endpoint: str) -> None:
     url = s3_url.replace(s3_endpoint, proxy.url)
     spoils = itertools.cycle(("land-refuse", "land-reset", "refuse", "reset"))

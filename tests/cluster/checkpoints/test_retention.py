@@ -69,6 +69,7 @@ rules = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(steps=steps, retention=rules, losses=st.data())
 def test_one_after_the_other_leaves_the_same_as_all_at_once(
     steps: Sequence[int], retention: Retention, losses: st.DataObject

@@ -222,7 +222,7 @@ def complaints(sim: Simulation) -> list[str]:
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(
-    max_examples=100,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -54,6 +54,7 @@ def test_few_versions_of_a_long_listing_are_kept(file_url: str) -> None:
     assert len(content(store)) == 20
 
 
+@pytest.mark.slow
 def test_commits_of_many_nodes_at_once_are_all_in_the_set(bucket_url: str) -> None:
     nodes = [sets_of(open_bucket(bucket_url), 1, rank) for rank in range(6)]
     for node in nodes:
@@ -170,6 +171,7 @@ _STEPS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_STEPS, max_size=25))
 def test_no_order_of_uploads_commits_and_rounds_loses_a_blob_that_a_set_needs(

@@ -197,6 +197,7 @@ def test_an_upload_is_made_of_the_parts_it_names() -> None:
         buckets.abort(upload)
 
 
+@pytest.mark.slow
 def test_what_was_answered_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     with Restarted(lambda port: gcs.serving(journal, port)) as server:

@@ -143,6 +143,7 @@ def _send(place: Place, number: int) -> None:
     os.kill(place.engine(), number)
 
 
+@pytest.mark.slow
 def test_what_is_made_is_known_and_goes_again(place: Place) -> None:
     done = place.stack().up(color="never")
     assert [done.outputs["network"].value] == _networks()
@@ -155,6 +156,7 @@ def test_what_is_made_is_known_and_goes_again(place: Place) -> None:
         place.select()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "hung up"])
 def test_a_killed_engine_leaves_its_lock_and_its_plugin_goes_on(place: Place, number: int) -> None:
     said = _while_held(place, VPC, lambda: _send(place, number))
@@ -175,6 +177,7 @@ def test_a_killed_engine_leaves_its_lock_and_its_plugin_goes_on(place: Place, nu
     assert place.pending() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_is_under_way_is_finished_when_it_is_cancelled(place: Place, number: int) -> None:
     def cancel() -> None:
@@ -200,6 +203,7 @@ def test_cancelled_twice_it_ends_at_once(place: Place) -> None:
     assert not _networks()
 
 
+@pytest.mark.slow
 def test_a_cancelled_destroy_ends_well_and_the_stack_stays(place: Place) -> None:
     place.stack().up(color="never")
     delete = GATEWAY.replace("create", "delete")
@@ -215,6 +219,7 @@ def test_a_cancelled_destroy_ends_well_and_the_stack_stays(place: Place) -> None
         place.stack().workspace.remove_stack("demo")
 
 
+@pytest.mark.slow
 def test_what_the_cloud_refuses_is_told_and_the_rest_stays(place: Place) -> None:
     place.obstacles.refuse(GATEWAY, "InternetGatewayLimitExceeded: the maximum has been reached")
     with pytest.raises(CommandError, match="InternetGatewayLimitExceeded"):
@@ -225,6 +230,7 @@ def test_what_the_cloud_refuses_is_told_and_the_rest_stays(place: Place) -> None
     assert len(_networks()) == 1
 
 
+@pytest.mark.slow
 def test_another_passphrase_opens_nothing_that_changes(place: Place) -> None:
     place.stack().up(color="never")
     for verb in ("up", "destroy", "refresh"):
@@ -233,6 +239,7 @@ def test_another_passphrase_opens_nothing_that_changes(place: Place) -> None:
     assert place.stack("wrong").export_stack().deployment, "the state holds no secret"
 
 
+@pytest.mark.slow
 def test_a_damaged_state_is_no_stack_that_is_gone(place: Place) -> None:
     place.stack().up(color="never")
     whole = place.state_path().read_bytes()

@@ -424,6 +424,7 @@ def test_an_account_or_an_endpoint_makes_another_bucket(one: str, same: str, oth
     assert place(one) == place(same) != place(other)
 
 
+@pytest.mark.slow
 def test_a_machine_of_a_namesake_is_named_as_left(user: User, file_url: str) -> None:
     machine = StandIn(user, file_url)
     machine.up(file_url)
@@ -479,6 +480,7 @@ def test_a_machine_that_is_dropped_while_nobody_reaches_it_is_left_by_a_later_do
     assert dropped.store.get(layout.CLUSTER) is None
 
 
+@pytest.mark.slow
 def test_a_machine_that_was_dropped_is_left_by_a_later_up(dropped: Dropped) -> None:
     dropped.up()
     assert dropped.said[0] == "lab: removed earlier but not cleaned up; trying again"

@@ -187,6 +187,7 @@ def test_what_carries_another_id_is_named_and_left_and_keeps_nobody(account: Acc
     assert is_there(theirs) and not note(account).exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_without_an_id_has_only_what_carries_none(account: Account) -> None:
     theirs, own = volume(account, id_=THEIRS), volume(account, id_="")
     note(account).parent.mkdir(parents=True)
@@ -338,6 +339,7 @@ def test_by_tag_leaves_a_role_while_other_regions_cannot_be_looked_into(account:
     account.run("down", "-y")
 
 
+@pytest.mark.slow
 def test_by_tag_that_finds_nothing_forgets_nothing(account: Account) -> None:
     note(account).parent.mkdir(parents=True)
     note(account).write_bytes(b"{")

@@ -47,6 +47,7 @@ def named_by_the_log(url: str) -> set[str]:
     return {key for entry in entries for key in read_manifest(store, entry).keys() | {manifest_key(entry)}}
 
 
+@pytest.mark.slow
 def test_what_four_ranks_saved_three_restore_and_then_one(bucket_url: str) -> None:
     saved = run(4, checkpointing.save_some, bucket_url, [2, 3])
     expected, _ = saved[0]
@@ -63,6 +64,7 @@ def test_what_four_ranks_saved_three_restore_and_then_one(bucket_url: str) -> No
     assert len({drawn for _, _, drawn in four}) == 4, "a rank that was not there keeps its own generators"
 
 
+@pytest.mark.slow
 def test_shards_of_three_ranks_are_restored_by_two_and_by_one_that_has_the_whole(file_url: str) -> None:
     for world, steps in ((3, 2), (2, 4)):
         saved = run(world, checkpointing.save_sharded, file_url)
@@ -109,6 +111,7 @@ def test_tied_weights_are_written_once(file_url: str) -> None:
     assert manifest.tensors["model.tied.weight"] == manifest.tensors["model.head.weight"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["changed", "missing"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_is_replaced(bucket_url: str, harm: str) -> None:
     (expected, _), _ = run(2, checkpointing.save_some, bucket_url, [1])
@@ -135,6 +138,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_is_replaced(bucket
     assert files_of(bucket_url) == named_by_the_log(bucket_url)
 
 
+@pytest.mark.slow
 def test_no_whole_checkpoint_at_all_is_an_error_and_no_fresh_start(file_url: str) -> None:
     run(1, checkpointing.save_some, file_url, [1, 2])
     store = open_bucket(file_url)

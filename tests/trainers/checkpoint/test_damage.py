@@ -43,6 +43,7 @@ def take_anothers(store: Bucket, key: str, other: str) -> str:
 HARMS: list[Callable[[Bucket, str, str], str]] = [flip, truncate, remove, take_anothers]
 
 
+@pytest.mark.slow
 def test_damage_is_told_by_name_and_gives_way_to_the_step_before(
     bucket_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

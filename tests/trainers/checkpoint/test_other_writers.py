@@ -119,6 +119,7 @@ def test_a_script_that_a_newer_round_shuts_out_ends_with_one_line_and_no_traceba
     assert (ended.returncode, ended.stdout) == (1, f"{STDERR_MARK.decode()}gpuctl: {FENCED}\n")
 
 
+@pytest.mark.slow
 def test_two_jobs_in_one_bucket_see_and_sweep_nothing_of_each_other(bucket_url: str) -> None:
     """At the same time, with the same steps, and one's name begins like the other's."""
     jobs = {"digits": 1000, "digits-2": 2000}

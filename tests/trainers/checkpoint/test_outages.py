@@ -123,6 +123,7 @@ def parts_of(url: str) -> list[str]:
     return [part.key.removeprefix(entry.path) for part in read_manifest(store, entry).parts]
 
 
+@pytest.mark.slow
 def test_a_connection_lost_in_every_part_costs_a_second_try_of_each(proxy: Proxy, behind: str, s3_url: str) -> None:
     checkpointer = Checkpointer(store=open_bucket(behind), keep=None)
     checkpointer.save(1, large(1))
@@ -176,6 +177,7 @@ def test_a_part_whose_checksum_is_rejected_once_is_sent_again(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_part_whose_checksum_is_always_rejected_fails_the_save_by_its_name_and_earlier_ones_stay(
     proxy: Proxy, behind: str, s3_url: str
 ) -> None:
@@ -202,6 +204,7 @@ def hold_a_part(front: Proxy) -> Fault:
     return front.plan("hold", "PUT", "/2-.*/00001-0000")
 
 
+@pytest.mark.slow
 def test_keys_of_the_machine_that_expire_in_mid_save_are_renewed_and_no_part_is_lost(
     s3_endpoint: str, s3_url: str, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def changed(draw: st.DrawFn, kind: str, tensor: Tensor) -> Tensor:
     return tensor.narrow(dim, first, draw(st.integers(0, tensor.shape[dim] - first)))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(views(), st.data())
 def test_any_stretch_of_any_view_is_that_of_its_elements_in_order(tensor: Tensor, data: st.DataObject) -> None:

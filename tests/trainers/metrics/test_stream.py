@@ -112,6 +112,7 @@ for step in range(1, 26):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logs", ["silent", "logs", "saves"])
 def test_a_loop_with_a_checkpointer_tells_of_its_steps_whether_it_logs_or_not(
     context: WorkerContext, tmp_path: Path, logs: str

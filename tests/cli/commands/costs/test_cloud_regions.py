@@ -67,6 +67,7 @@ def inside(name: str, prefix: str) -> Bucket:
     return open_bucket(f"s3://{name}/{prefix}?region={HOME}")
 
 
+@pytest.mark.slow
 def test_leaks_looks_wherever_this_user_has_rented(cluster: str) -> None:
     left = network(cluster, AWAY)
     regions.note_used("aws", AWAY)
@@ -78,6 +79,7 @@ def test_leaks_looks_wherever_this_user_has_rented(cluster: str) -> None:
     assert {"cluster_id", "owner", "created"} <= set(told["found"][0])
 
 
+@pytest.mark.slow
 def test_leaks_of_a_known_cluster_looks_where_it_is(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     left = network(cluster, AWAY)
     last_request.remember(LastRequest(request=replace(asked("aws"), cluster=cluster, region=AWAY), terms=NodeOptions()))
@@ -87,6 +89,7 @@ def test_leaks_of_a_known_cluster_looks_where_it_is(cluster: str, monkeypatch: p
     assert f"{AWAY} (where the cluster is)" in done.stderr or f"{AWAY} (cluster {cluster} is there)" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_region_of_the_settings_is_looked_into(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``up`` rents there, on whichever machine."""
     left, name = network(cluster, AWAY), kept(cluster, AWAY)
@@ -102,6 +105,7 @@ def test_the_region_of_the_settings_is_looked_into(cluster: str, monkeypatch: py
     assert "us-central1" not in run("leaks", "--cluster", cluster, *where).stderr, "it is of another cloud"
 
 
+@pytest.mark.slow
 def test_leaks_names_where_it_looked_and_why(cluster: str) -> None:
     regions.note_used("aws", AWAY)
     regions.note_used("aws", HOME)
@@ -115,6 +119,7 @@ def test_nothing_was_ever_rented_and_nothing_is_named() -> None:
     assert done.stderr == "error: no cloud has been used from this machine; name one: --provider aws, gcp, azure\n"
 
 
+@pytest.mark.slow
 def test_buckets_are_listed_with_what_is_in_them(cluster: str) -> None:
     name, away = kept(cluster), kept(cluster, AWAY)
     inside(name, cluster).put("jobs/a-1/checkpoints/part", b"12345")
@@ -145,6 +150,7 @@ def test_a_bucket_is_deleted_with_all_that_is_in_it(cluster: str) -> None:
     assert name not in left and other in left
 
 
+@pytest.mark.slow
 def test_a_bucket_that_a_cluster_uses_stays_unless_forced(cluster: str) -> None:
     name = kept(cluster)
     used = inside(name, "guest")  # of another cluster, which was given a prefix there
@@ -156,6 +162,7 @@ def test_a_bucket_that_a_cluster_uses_stays_unless_forced(cluster: str) -> None:
     assert run("buckets", "rm", name, "-y", "--force", "--provider", "aws").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_bucket_in_which_another_cluster_has_left_something_stays_unless_forced(cluster: str) -> None:
     name = kept(cluster)
     past = PastCluster(name="guest", provider="aws", id="2" * 10, owner="kim@lab", ended_at=1_700_000_000.0)

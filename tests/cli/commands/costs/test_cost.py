@@ -83,6 +83,7 @@ def test_of_a_cluster_that_is_gone_by_its_bucket(tmp_path: Path, s3_endpoint: st
     assert told["usd"] > 0 and not told["lines"][0]["by_catalog"], "moto's history was not asked"
 
 
+@pytest.mark.slow
 def test_without_credentials_the_catalog_must_do_and_that_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "bucket"
     open_bucket(folder.as_uri()).put(layout.machine_usage("i-1"), encode(usage()))

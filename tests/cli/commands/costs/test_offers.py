@@ -37,6 +37,7 @@ def test_every_offer_has_the_date_of_its_prices() -> None:
     assert dates == {"aws": ("2026-07-20", None), "gcp": ("2026-08-03",) * 2, "azure": ("2026-06-18", None)}
 
 
+@pytest.mark.slow
 def test_each_type_stands_once_unless_regions_are_named() -> None:
     def regions(*args: str) -> list[str]:
         told = json.loads(run("--provider", "gcp", "--gpu", "L4", "--gpus", "8", "-o", "json", *args).stdout)["offers"]
@@ -48,6 +49,7 @@ def test_each_type_stands_once_unless_regions_are_named() -> None:
     assert len(regions("--all-regions")) > 15
 
 
+@pytest.mark.slow
 def test_the_setting_names_regions_as_it_does_for_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCTL_REGION", "europe-west4,us-central1")
     l4 = ("--gpu", "L4", "--gpus", "8", "-o", "json")
@@ -92,6 +94,7 @@ def test_nothing_that_fits_is_said() -> None:
     assert (done.stdout, done.stderr) == ("", "nothing fits; gpuctl offers shows all\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 100, 130, 200])
 def test_on_a_terminal_no_row_wraps_and_each_type_is_whole(columns: int, tmp_path: Path) -> None:
     code, shown = at_a_terminal(["offers"], tmp_path, {**os.environ, "TERM": "xterm"}, columns=columns)

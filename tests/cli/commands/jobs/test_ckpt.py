@@ -109,6 +109,7 @@ def test_ls_as_json_has_all_of_it(saved: WrittenCluster) -> None:
     assert second["faults"] == [f"{second['path']}/manifest.json is not what was written"]
 
 
+@pytest.mark.slow
 def test_ls_tells_which_nodes_have_copies_of_the_last_one(written: WrittenCluster) -> None:
     job = written.submit().job
     written.round(job, 1, ("node-0", "node-1"))
@@ -123,6 +124,7 @@ def test_ls_tells_which_nodes_have_copies_of_the_last_one(written: WrittenCluste
     assert "2 nodes" not in written.run("ckpt", "ls").stdout, "they clear their disks"
 
 
+@pytest.mark.slow
 def test_ls_tells_of_no_copies_once_the_one_that_they_were_of_is_removed(written: WrittenCluster) -> None:
     """Nodes have dropped those of 100 when 200 was committed."""
     job = written.submit().job
@@ -207,6 +209,7 @@ def held(written: WrittenCluster, s3_url: str, s3_endpoint: str) -> Iterator[tup
         yield on_s3, fault, ["ckpt", "pull", "100", "out", "--format", "safetensors", "--bucket", url]
 
 
+@pytest.mark.slow
 def test_a_pull_that_is_interrupted_leaves_nothing_and_waits_for_nobody(
     held: tuple[WrittenCluster, Fault, list[str]],
 ) -> None:
@@ -222,6 +225,7 @@ def test_a_pull_that_is_interrupted_leaves_nothing_and_waits_for_nobody(
     assert not (cluster.work / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_step_that_is_removed_while_it_is_pulled_is_not_called_damaged(
     held: tuple[WrittenCluster, Fault, list[str]],
 ) -> None:
@@ -257,6 +261,7 @@ def test_a_format_that_is_none_is_refused(saved: WrittenCluster) -> None:
     assert said == "error: --format pickle is not a format; use torch, dcp or safetensors\n"
 
 
+@pytest.mark.slow
 def test_without_torch_the_line_says_how_to_get_it_and_what_works_without(saved: WrittenCluster) -> None:
     hidden = saved.home / "hidden"
     hidden.mkdir()
@@ -291,6 +296,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(written: Writt
     assert not (written.work / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_files_of_a_script_are_pulled_as_they_are(written: WrittenCluster) -> None:
     job = written.submit().job
     said = written.run("ckpt", "pull", "files", "out", code=2).stderr
@@ -305,6 +311,7 @@ def test_the_files_of_a_script_are_pulled_as_they_are(written: WrittenCluster) -
 # -- rm ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @slow_but_on_a_folder
 def test_rm_tells_what_became_free_and_keeps_the_others_whole(saved_anywhere: WrittenCluster) -> None:
     """The second one needs the weights of the first, so they stay."""
@@ -322,6 +329,7 @@ def test_rm_tells_what_became_free_and_keeps_the_others_whole(saved_anywhere: Wr
         assert saved_anywhere.run("ckpt", *verb).stderr == f"job {JOB} has no checkpoint\n"
 
 
+@pytest.mark.slow
 def test_rm_and_gc_ask_and_without_anybody_to_ask_do_nothing(saved: WrittenCluster) -> None:
     before = saved.store.list("")
     for verb in (["rm", "200"], ["gc", "--keep-last", "1"]):
@@ -332,6 +340,7 @@ def test_rm_and_gc_ask_and_without_anybody_to_ask_do_nothing(saved: WrittenClust
 # -- verify -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_verify_reads_every_byte_and_says_whole(saved_anywhere: WrittenCluster) -> None:
     done = saved_anywhere.run("ckpt", "verify")
     assert done.stdout == "step 100: whole\nstep 200: whole\n"
@@ -395,6 +404,7 @@ def test_no_more_than_a_few_blocks_are_held_in_memory(written: WrittenCluster) -
 # -- gc ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @slow_but_on_a_folder
 def test_gc_shows_what_goes_and_deletes_only_that(saved_anywhere: WrittenCluster) -> None:
     maker = saved_anywhere.maker(JOB)
@@ -432,6 +442,7 @@ def test_gc_keeps_what_any_rule_keeps(written: WrittenCluster, rules: list[str],
     written.run("ckpt", "verify")
 
 
+@pytest.mark.slow
 def test_gc_takes_the_last_rounds_leavings_once_the_job_has_ended(written: WrittenCluster) -> None:
     written.submit()
     written.maker(JOB).save(100, STATE, 2)
@@ -460,6 +471,7 @@ def blob(cluster: WrittenCluster, job: str, path: str, which: int = -1) -> str:
     return f"{layout.files(job)}/blobs/{snapshots_maintenance.sets(cluster.store, job)[which].files[path].blob}"
 
 
+@pytest.mark.slow
 def test_verify_reads_the_files_of_a_script_too(written_anywhere: WrittenCluster) -> None:
     job = with_files(written_anywhere)
     done = written_anywhere.run("ckpt", "verify")
@@ -505,6 +517,7 @@ def test_a_file_of_many_chunks_is_verified(written: WrittenCluster) -> None:
     assert "is damaged: its SHA-256 does not match" in written.run("ckpt", "verify", code=1).stdout
 
 
+@pytest.mark.slow
 @slow_but_on_a_folder
 def test_rm_deletes_the_files_of_a_job_that_is_over(written_anywhere: WrittenCluster) -> None:
     job = with_files(written_anywhere)
@@ -520,6 +533,7 @@ def test_rm_deletes_the_files_of_a_job_that_is_over(written_anywhere: WrittenClu
         assert written_anywhere.run("ckpt", *verb).stderr == f"job {job} has no checkpoint\n"
 
 
+@pytest.mark.slow
 def test_rm_all_deletes_checkpoints_and_files(written: WrittenCluster) -> None:
     job = with_files(written)
     written.maker(job).save(100, STATE)
@@ -534,6 +548,7 @@ def test_rm_all_deletes_checkpoints_and_files(written: WrittenCluster) -> None:
     assert written.run("ckpt", "ls").stderr == f"job {job} has no checkpoint\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["files", "all"])
 @pytest.mark.parametrize("phase", ["queued", "runs"])
 def test_the_files_of_a_job_that_goes_on_are_not_deleted(written: WrittenCluster, what: str, phase: str) -> None:
@@ -580,6 +595,7 @@ VERBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_job_an_unknown_job_and_no_bucket(written: WrittenCluster, verb: str) -> None:
     args = ["ckpt", *VERBS[verb]]
@@ -611,6 +627,7 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(saved: WrittenC
     assert len(listed(saved)) == 2
 
 
+@pytest.mark.slow
 def test_a_step_of_a_job_without_any_is_refused(written: WrittenCluster) -> None:
     written.submit()
     for verb in (["pull", "last", "out"], ["verify", "5"]):
@@ -642,6 +659,7 @@ def test_a_rule_that_is_none_is_refused(saved: WrittenCluster, rule: list[str], 
     assert len(listed(saved)) == 2
 
 
+@pytest.mark.slow
 def test_without_a_job_it_is_the_newest_that_has_what_is_asked_for(written: WrittenCluster, tmp_path: Path) -> None:
     """Such as before `gpuctl verify`; what deletes takes no other than the newest."""
     job = written.submit().job

@@ -58,6 +58,7 @@ def test_what_may_hold_secrets_is_named_in_one_line(written: WrittenCluster) -> 
     )
 
 
+@pytest.mark.slow
 def test_that_a_slow_network_will_do_is_said_by_whoever_submits(written: WrittenCluster) -> None:
     (written.work / "train.py").touch()
     for args, allowed in (((), False), (("--allow-tcp",), True)):
@@ -65,6 +66,7 @@ def test_that_a_slow_network_will_do_is_said_by_whoever_submits(written: Written
         assert queue.find(written.store, job).allow_tcp is allowed
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_of_up_keeps_nobody_from_other_verbs(written: WrittenCluster) -> None:
     written.env["GPUCTL_NODES"] = "abc"
     (written.work / "train.py").touch()

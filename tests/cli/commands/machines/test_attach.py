@@ -43,6 +43,7 @@ def test_what_a_cluster_that_is_down_has_left_is_attached_with_its_identity(tmp_
     assert (known["id"], known["bucket"]) == (past.id, lab.url)
 
 
+@pytest.mark.slow
 def test_who_attached_neither_deposes_local_nodes_nor_takes_their_record(tmp_path: Path, file_url: str) -> None:
     lab = WrittenCluster(tmp_path, file_url, name="lab")
     lab.store.put(layout.CLUSTER, encode(replace(lab.spec, id="1" * 10, owner="kim@lab")))

@@ -88,6 +88,7 @@ def test_what_keeps_a_node_from_being_ready_is_said(written: WrittenCluster) -> 
     assert state_of(written)["nodes"][0]["doing"] == "pulling debian:12"
 
 
+@pytest.mark.slow
 def test_no_node_and_no_job_are_told_as_such(written: WrittenCluster) -> None:
     assert written.run("status").stdout.splitlines()[-3:] == [
         "no node has reported yet; start some with: gpuctl up",
@@ -129,6 +130,7 @@ def _restarted(cluster: WrittenCluster, *nodes: str) -> None:
         os.utime(Path(cluster.url.removeprefix("file://")) / layout.node(node), (old, old))
 
 
+@pytest.mark.slow
 def test_after_a_restart_of_this_machine_it_is_told_what_is_gone_and_what_brings_it_back(
     written: WrittenCluster,
 ) -> None:
@@ -234,6 +236,7 @@ def test_jobs_lists_the_last_ones_with_the_newest_last(written_anywhere: Written
     assert lines[-1].endswith("digits.py 4")
 
 
+@pytest.mark.slow
 def test_a_node_that_is_ill_is_named_with_what_is_wrong(written: WrittenCluster) -> None:
     written.beat("node-0", health="GPU 3: it has fallen off the bus (Xid 79)", stalled=True)
     lines = written.run("status").stdout.splitlines()
@@ -244,6 +247,7 @@ def test_a_node_that_is_ill_is_named_with_what_is_wrong(written: WrittenCluster)
     assert node["health"] == "GPU 3: it has fallen off the bus (Xid 79)"
 
 
+@pytest.mark.slow
 def test_cancel_leaves_the_mark_and_says_what_is_over_already(written: WrittenCluster) -> None:
     first, second = written.submit().job, written.submit().job
     written.end(first, 1, JobOutcome(result="succeeded", exit_code=0))
@@ -264,6 +268,7 @@ def test_a_corrupt_record_is_one_line(written: WrittenCluster, args: list[str]) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_watch_without_a_terminal_prints_each_state(written: WrittenCluster) -> None:
     with written.start("status", "--watch") as process:
         assert process.stdout is not None

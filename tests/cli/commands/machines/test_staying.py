@@ -105,6 +105,7 @@ def planned(capsys: pytest.CaptureFixture[str], cloud: str, *flags: str) -> dict
     return {name: value for name, value in request.items() if name not in ("user_data", "id")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cloud", CLOUDS)
 @pytest.mark.parametrize("name", sorted(set(_OF_CLOUDS) - _TERMS - {"backend"}))
 def test_what_is_asked_of_a_cloud_stays(
@@ -119,6 +120,7 @@ def test_what_is_asked_of_a_cloud_stays(
     assert planned(capsys, cloud) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_zone_that_was_tried_and_not_asked_for_does_not_stay(
     cloud: CloudName, capsys: pytest.CaptureFixture[str]

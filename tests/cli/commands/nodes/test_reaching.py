@@ -175,12 +175,14 @@ def test_a_node_behind_an_endpoint_is_reached_through_it(behind: Behind, page_po
     until(lambda: not behind.aws.running(), "all tunnels to be closed")
 
 
+@pytest.mark.slow
 def test_all_nodes_behind_an_endpoint_are_reached_at_once(behind: Behind) -> None:
     done = behind.run("exec", "--all", "--", "echo I am $GPUCTL_TEST_NODE")
     assert sorted(done.stdout.splitlines()) == [f"{node} | I am {node}" for node in (FIRST, SECOND)]
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_person_gets_a_terminal_through_an_endpoint(behind: Behind) -> None:
     with Terminal(behind, "ssh", SECOND) as terminal:
         terminal.type("test -t 0 && echo it is $GPUCTL_TEST_NODE''; exit 4\n")
@@ -214,6 +216,7 @@ def test_plain_ssh_and_rsync_go_through_an_endpoint(behind: Behind, tmp_path: Pa
     assert behind.servers[FIRST].connections == 1, "only that of gpuctl exec"
 
 
+@pytest.mark.slow
 def test_a_public_node_is_no_way_in_for_one_behind_an_endpoint(behind: Behind) -> None:
     behind.boots("i-0aaaaaaaaaaaaaaaa", behind.servers[FIRST].host_key, address="10.77.0.9", public_address=PUBLIC)
     behind.beat("i-0aaaaaaaaaaaaaaaa", address="10.77.0.9", incarnation="3")
@@ -224,6 +227,7 @@ def test_a_public_node_is_no_way_in_for_one_behind_an_endpoint(behind: Behind) -
         assert "proxyjump" not in settings
 
 
+@pytest.mark.slow
 def test_scp_goes_through_an_endpoint_too(behind: Behind, tmp_path: Path) -> None:
     """Where this machine has no rsync."""
     tools = tmp_path / "tools"
@@ -240,6 +244,7 @@ def test_scp_goes_through_an_endpoint_too(behind: Behind, tmp_path: Path) -> Non
     assert "through AWS's Instance Connect Endpoint: InvalidInstanceID.NotFound" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -309,6 +314,7 @@ def test_a_host_key_is_held_to_through_an_endpoint_too(behind: Behind) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bait", ["x; touch {}", "us-east-1; touch {}", "$(touch {})", "us-east-1\n    ProxyCommand touch {}"]
 )
@@ -351,6 +357,7 @@ def test_a_profile_reaches_the_tunnel_whatever_it_is_called(behind: Behind, tmp_
 # -- a tunnel that ends ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_forward_opens_its_tunnel_again(behind: Behind, page_port: int) -> None:
     process = behind.start("forward", str(page_port))
     url = first_line(process)

@@ -128,6 +128,7 @@ def test_a_failed_job_gives_its_exit_code_and_the_first_traceback(script: Writte
     assert following.err[-1] == f"error: job {spec.job} failed: {what}; see its output: gpuctl logs {spec.job}"
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(script: WrittenCluster) -> None:
     following, spec = start(script, "train", "digits.py")
     following.wait_for(lambda: any("is queued" in line for line in following.err), "that it is in line")
@@ -149,6 +150,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(script: Written
     assert back.out == ["node-0/0 | still here"]
 
 
+@pytest.mark.slow
 @slow_but_on_a_folder
 def test_a_job_in_line_tells_what_it_waits_for(script: WrittenCluster) -> None:
     ahead = script.submit("other.py").job
@@ -177,6 +179,7 @@ def test_a_script_that_does_not_compile_is_not_sent(written: WrittenCluster, tex
     assert queue.newest(written.store) is None
 
 
+@pytest.mark.slow
 def test_a_script_that_cannot_arrive_is_refused_before_anything_is_sent(written: WrittenCluster) -> None:
     outside = written.home / "outside.py"
     outside.write_text("")
@@ -198,6 +201,7 @@ def test_a_script_that_cannot_arrive_is_refused_before_anything_is_sent(written:
     assert queue.newest(written.store) is None
 
 
+@pytest.mark.slow
 def test_logs_can_be_narrowed_to_a_node_a_rank_and_a_round(written: WrittenCluster) -> None:
     job = written.submit().job
     for number in (1, 2):

@@ -121,6 +121,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_verb_refreshes_and_later_lists_the_same_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("--refresh", "--region", "us-east-1", "--gpu", "A100", "-o", "json")
     assert done.returncode == 0, done.stderr

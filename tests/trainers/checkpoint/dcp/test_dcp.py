@@ -52,6 +52,7 @@ def at(url: str, folder: str) -> str:
     return f"{base}/{folder}{mark}{query}"
 
 
+@pytest.mark.slow
 def test_shards_of_three_ranks_are_loaded_by_two_and_by_one_that_has_the_whole(file_url: str) -> None:
     saved = run(3, planners.save, file_url, 3, True)[0]
     for step, epoch, found in [*run(2, planners.load, file_url, None, True), *run(1, planners.load, file_url)]:

@@ -35,6 +35,7 @@ STATES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(STATES)
 def test_both_find_the_same_leaves_and_put_them_together_alike(state: dict[str, Any]) -> None:

@@ -57,6 +57,7 @@ def test_every_byte_is_written_once_by_a_rank_that_holds_it(ranks: list[dict[str
         assert covered[-1][1] == tensor.nbytes, name
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3_000_000), min_size=1, max_size=12))
 def test_what_all_hold_is_shared_evenly_but_for_what_is_small(sizes: list[int]) -> None:

@@ -42,6 +42,7 @@ def test_a_share_is_made_anew_when_memory_is_shared_or_frozen_otherwise() -> Non
     assert len(outlines) == 4
 
 
+@pytest.mark.slow
 def test_ranks_that_hold_the_same_from_the_second_save_on_share_the_work_from_then_on(file_url: str) -> None:
     run(2, unlike_ranks.save_what_becomes_alike, file_url)
     found = {"model": nn.Linear(64, 64), "extra": nn.Linear(256, 64)}

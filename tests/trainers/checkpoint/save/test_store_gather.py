@@ -11,6 +11,7 @@ from tests.trainers.rank_scripts import gathering
 from tests.trainers.ranks import Ranks, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("later_s", "comes", "told"),
     [(AFTER_END_S + 60, True, "2 reports"), (10 * AFTER_END_S, False, "the other ranks have not finished")],

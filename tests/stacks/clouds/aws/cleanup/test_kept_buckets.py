@@ -68,6 +68,7 @@ def test_its_address_is_that_which_up_takes() -> None:
     assert found.url == request.bucket_url()
 
 
+@pytest.mark.slow
 def test_only_the_regions_that_are_named_count(cluster: str) -> None:
     here, there = made(cluster), made(cluster, AWAY)
     assert [one.name for one in buckets([HOME], cluster)] == [here]

@@ -265,6 +265,7 @@ def test_what_may_not_be_looked_at_is_said_and_all_else_is_found(cluster: str) -
     assert pieces(seen.found) == {piece for piece in mess.made.items() if piece[0] != "volume"}
 
 
+@pytest.mark.slow
 def test_a_role_that_goes_while_it_is_looked_at_is_gone(cluster: str) -> None:
     mess = Mess(tags(cluster), cluster)
     gone = {**NOTHING, ("iam", "GetRole"): refusal("NoSuchEntity")}
@@ -325,6 +326,7 @@ def test_who_may_not_list_regions_has_the_named_ones_looked_into(cluster: str) -
     assert scan([HOME], cluster, answering(answers)).regions == (HOME,)
 
 
+@pytest.mark.slow
 def test_what_is_found_tells_whose_it_is(cluster: str) -> None:
     of = {"id": "0123456789", "owner": "me@laptop", "created": "2026-11-22"}
     Mess([*tags(cluster), *({"Key": f"gpuctl:{key}", "Value": value} for key, value in of.items())], cluster)
@@ -364,6 +366,7 @@ def test_the_verb_lists_what_is_there_and_fails(cluster: str) -> None:
     assert {(one["kind"], one["id"]) for one in told["found"]} == set(mess.made.items())
 
 
+@pytest.mark.slow
 def test_a_scan_that_could_not_look_everywhere_is_no_proof(cluster: str) -> None:
     done = leaks("-c", cluster)
     assert (done.returncode, done.stdout) == (1, "")

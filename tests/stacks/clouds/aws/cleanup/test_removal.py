@@ -114,6 +114,7 @@ def test_what_a_stranger_uses_is_named_with_awss_reason(cluster: str) -> None:
     assert left == {"subnet", "VPC"}
 
 
+@pytest.mark.slow
 def test_what_may_not_be_deleted_is_told_and_the_rest_goes(cluster: str) -> None:
     mess = Mess(tags(cluster), cluster)
     aws = StrictAws(

@@ -69,6 +69,7 @@ def checked(answers: Answers, asked_: list[bytes] | None = None, **changes: Any)
     return {one.name: one for one in checks(request, machine, answering({**GOOD, **answers}, asked_))}
 
 
+@pytest.mark.slow
 def test_all_is_well_where_the_cloud_says_so() -> None:
     found = checked({})
     assert {name: one.status for name, one in found.items()} == dict.fromkeys(
@@ -325,6 +326,7 @@ def test_other_limits_count_without_the_clusters_own(call: str, items: tuple[str
     assert (found.status, found.page.rpartition("/")[2]) == ("fail", kind)
 
 
+@pytest.mark.slow
 def test_gateways_count_in_the_zone_that_is_asked_for() -> None:
     def gateways(state: str) -> Answers:
         one = f"<item><natGatewayId>nat-1</natGatewayId><subnetId>subnet-1</subnetId><state>{state}</state></item>"

@@ -70,6 +70,7 @@ def pieces(api: Api, regions: list[str] | None = None, cluster: str | None = Non
     return {(one.kind, one.id) for one in scan(regions or [], cluster, api.account()).found}
 
 
+@pytest.mark.slow
 def test_every_piece_of_a_mess_is_found_and_nothing_of_a_strangers(api: Api) -> None:
     seen = scan([], "demo", api.account())
     assert (seen.regions, seen.unseen) == (("all regions",), ())
@@ -86,6 +87,7 @@ def test_azure_is_not_asked_to_filter_for_it_would_leave_the_tags_out(api: Api) 
     ] == []
 
 
+@pytest.mark.slow
 def test_all_that_the_program_makes_is_looked_for() -> None:
     """What has tags and is deleted on ``down``: each has a word of ours, so none is only found by luck."""
     made = {
@@ -339,6 +341,7 @@ def test_the_verb_lists_what_is_there_and_fails(api: Api, tmp_path: Path) -> Non
     assert told["looked_in"] == [{"provider": "azure", "region": "eastus", "why": "the default"}]
 
 
+@pytest.mark.slow
 def test_the_verb_is_content_where_nothing_is_left(api: Api, tmp_path: Path) -> None:
     done = gpuctl(environment(tmp_path, api), "leaks", "--provider", "azure", "-c", "gone")
     assert (done.returncode, done.stdout, done.stderr) == (

@@ -61,6 +61,7 @@ def limit(api: Api, quota: str, limit: int, used: int = 0) -> None:
             usage |= {"limit": limit, "currentValue": used}
 
 
+@pytest.mark.slow
 def test_all_is_well_where_the_cloud_says_so(api: Api) -> None:
     found = checked(api, zones=("2",))
     assert {name: one.status for name, one in found.items()} == dict.fromkeys(NAMES, "ok")
@@ -100,6 +101,7 @@ def test_on_demand_counts_against_the_family_and_the_region(api: Api, quota: str
     assert (found.status, found.message) == ("fail", f"{called}: 400 vCPUs, 100 in use, 384 for 4 x {SIZE}")
 
 
+@pytest.mark.slow
 def test_what_the_cluster_has_already_is_not_counted_twice(api: Api) -> None:
     limit(api, "lowPriorityCores", 384, 192)
     assert checked(api)["quota"].status == "fail"
@@ -148,6 +150,7 @@ def test_a_size_that_is_closed_to_the_subscription_fails(api: Api) -> None:
     assert "NewSupportRequest" in found.page
 
 
+@pytest.mark.slow
 def test_a_zone_that_is_closed_to_the_subscription_fails_if_it_is_named(api: Api) -> None:
     with_sku(api, restrictions=[closed("Zone", zones=["1"])])
     assert checked(api, zones=("1",))["machines"].message == (
@@ -268,6 +271,7 @@ def used(api: Api, what: str, value: int) -> None:
             usage["currentValue"] = value
 
 
+@pytest.mark.slow
 def test_each_machine_takes_an_address(api: Api) -> None:
     used(api, "StandardSkuPublicIpAddresses", 16)
     assert checked(api)["addresses"].status == "ok"
@@ -279,6 +283,7 @@ def test_each_machine_takes_an_address(api: Api) -> None:
     assert checked(api)["addresses"].status == "ok", "one of them is the cluster's own"
 
 
+@pytest.mark.slow
 def test_a_cluster_takes_a_network(api: Api) -> None:
     used(api, "VirtualNetworks", 1000)
     assert checked(api)["networks"].message == "Virtual Networks: 1000, 1000 in use, 1 needed"
@@ -305,6 +310,7 @@ def test_a_limit_that_azure_does_not_tell_is_unknown(api: Api) -> None:
 ARGS = ("check", "--provider", "azure", "--type", SIZE, "--nodes", "4", "-c", "demo")
 
 
+@pytest.mark.slow
 def test_the_verb_prints_a_line_for_each_check(api: Api, tmp_path: Path) -> None:
     limit(api, "lowPriorityCores", 96)
     env = environment(tmp_path, api)
@@ -315,6 +321,7 @@ def test_the_verb_prints_a_line_for_each_check(api: Api, tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (1, "region: eastus (the default)\nerror: 1 check failed: quota\n")
 
 
+@pytest.mark.slow
 def test_the_verb_tells_of_missing_credentials_in_json(api: Api, tmp_path: Path) -> None:
     done = gpuctl(environment(tmp_path, api, "logged out"), *ARGS, "-o", "json")
     (only, *here) = json.loads(done.stdout)["checks"]

@@ -29,6 +29,7 @@ PRINCIPAL = "principal of UserAssignedIdentity/demo"
 KEPT = "gpuctl-demo-eastus-kept"
 
 
+@pytest.mark.slow
 def test_the_scale_set_is_uniform_and_in_one_placement_group_as_infiniband_wants() -> None:
     scale_set = ND.one(SCALE_SET)
     assert (scale_set["orchestrationMode"], scale_set["singlePlacementGroup"]) == ("Uniform", True)

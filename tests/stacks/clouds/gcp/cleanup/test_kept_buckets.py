@@ -34,6 +34,7 @@ def there(project: Google) -> Buckets:
     return made
 
 
+@pytest.mark.slow
 def test_buckets_with_our_label_are_listed_with_whose_they_are(there: Buckets) -> None:
     assert buckets(["all"], None)[0] == DEMO
     assert [one.name for one in buckets(["all"], None)] == ["gpuctl-demo-1", "gpuctl-next-1"]
@@ -42,6 +43,7 @@ def test_buckets_with_our_label_are_listed_with_whose_they_are(there: Buckets) -
     assert there.things.keys() >= {"photos"}
 
 
+@pytest.mark.slow
 def test_the_url_is_the_one_that_the_cluster_had() -> None:
     request = asked("gcp")
     name = Planned(request).one("storage/bucket:Bucket")["name"]

@@ -161,6 +161,7 @@ def pieces(found: tuple[Leftover, ...]) -> set[tuple[str, str]]:
     return {(one.kind, one.id) for one in found}
 
 
+@pytest.mark.slow
 def test_every_piece_of_a_mess_is_found_and_nothing_of_a_strangers(project: Google) -> None:
     mess = Mess(project, "demo", "my-next-2")
     seen = scan(["all"])
@@ -279,6 +280,7 @@ def test_a_zone_that_does_not_answer_is_said_and_what_the_others_told_is_found(p
     assert seen.unseen == ("instances: no answer from us-central1-c, us-central1-b",)
 
 
+@pytest.mark.slow
 def test_all_that_the_program_makes_is_looked_for() -> None:
     """But for the bucket: that is kept."""
     words = {

@@ -104,6 +104,7 @@ def there(project: Google) -> Iterator[Project]:
     yield made
 
 
+@pytest.mark.slow
 def test_everything_of_a_cluster_goes_and_nothing_else(there: Project) -> None:
     there.add("next")
     theirs = there.found("next")
@@ -158,6 +159,7 @@ def test_what_is_in_use_for_a_while_is_tried_again(there: Project) -> None:
     assert there.clock.s >= 4 * 10.0
 
 
+@pytest.mark.slow
 def test_what_stays_in_use_is_told_with_the_reason(there: Project) -> None:
     lasting = f"{OF_ALL}/regions/{REGION}/vpnGateways/theirs"
     there.held.add(lasting, {"network": f"{BASE}{OF_ALL}/global/networks/gpuctl-demo"})
@@ -169,6 +171,7 @@ def test_what_stays_in_use_is_told_with_the_reason(there: Project) -> None:
     assert 600 <= there.clock.s < 700, "the deadline"
 
 
+@pytest.mark.slow
 def test_what_google_refuses_for_good_is_not_waited_for(there: Project) -> None:
     held = there.held.answer
 
@@ -221,6 +224,7 @@ def test_a_policy_that_somebody_changes_meanwhile_is_read_again(there: Project) 
     assert there.refused() == [] and there.held.policy["bindings"] == []
 
 
+@pytest.mark.slow
 def test_a_template_that_a_group_uses_and_a_key_with_values_stay(there: Project) -> None:
     """Only what is given is touched, even if it cannot be deleted alone."""
     some = [one for one in there.found() if one.kind in ("instance template", "tag key")]

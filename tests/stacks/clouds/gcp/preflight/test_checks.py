@@ -321,6 +321,7 @@ def check(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pulumi_on_path")
 def test_the_verb_prints_a_line_for_each_check(project: Google) -> None:
     grant(project, everywhere=None, **{SPOT_A100: 0})
@@ -332,6 +333,7 @@ def test_the_verb_prints_a_line_for_each_check(project: Google) -> None:
     assert (done.returncode, done.stderr) == (1, "region: us-central1 (the default)\nerror: 1 check failed: quota\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pulumi_on_path")
 def test_the_verb_tells_of_missing_credentials_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
