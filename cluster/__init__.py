@@ -6,5 +6,5 @@ queue, and the code that is sent), ``checkpoints`` and ``snapshots`` (what train
 whom), ``views`` (what people ask of a cluster).
 
 ``worker_context`` is what an agent tells its workers. Small things that all of it uses: ``errors``, ``clock``,
-``concurrency``, ``retry``, ``atomic_write``, ``disk``, ``distribution``.
+``concurrency``, ``retry``, ``shared_key``, ``atomic_write``, ``disk``, ``distribution``.
 """

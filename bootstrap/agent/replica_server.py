@@ -1,9 +1,11 @@
 """Serves the parts of checkpoints that lie on this node's disk, and takes those that the node before it sends.
 
-HTTP/1.1, on a port that the kernel chose, in plain text within the cluster's network, as ``peers`` is. Each request
-carries the cluster's token.
+HTTP/1.1, on a port that the kernel chose, in plain text within the cluster's network. Both ends prove that they know the
+cluster's token, which is not sent (see ``shared_key``): the server in its answer to the first request of a connection,
+the caller with the code of each later one. What is served is not hidden, as what gloo and NCCL send is not.
 
 =========================================  ===========================================================================
+``GET /`` with ``X-Nonce: <nonce>``        the first request: another nonce, and in ``X-Code`` the code of both
 ``GET /<job>/<save>/<part>``               with ``Range: bytes=<first>-<last>``: those bytes; 404 if there is no part
 ``PUT /<job>/<save>/<part>``               the part; 507 if it does not fit on the disk
 ``PUT …`` with ``X-Same-As: <save>``       no body: it is the part that another save has here; 404 if that has none
@@ -14,17 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from gpuctl.cluster.checkpoints import replica_layout
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.network.addresses import family_of
+from gpuctl.cluster.shared_key import Session, new_nonce
 
 _CHUNK_BYTES = 1 << 20
 _IDLE_S = 60.0
@@ -69,8 +71,14 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     token: str
     jobs: Path
+    session: Session | None = None
+    asked = 0
+    """Requests with a code on this connection so far: a handler serves one connection."""
 
     def do_GET(self) -> None:
+        if self.path == "/":
+            self._meet()
+            return
         path = self._path()
         if path is None:
             return
@@ -113,8 +121,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _path(self) -> Path | None:
         """The path of the part that is asked for; ``None`` once a bad request was answered."""
-        told = self.headers.get("Authorization", "")
-        if not hmac.compare_digest(told.encode(), f"Bearer {self.token}".encode()):
+        code = self.headers.get("Authorization", "").removeprefix(f"{replica_layout.SCHEME} ")
+        self.asked += 1
+        words = replica_layout.signed(self.command, self.path, dict(self.headers.items()))
+        if self.session is None or not self.session.fits(code, "caller", self.asked, *words):
             self.close_connection = True
             self._answer(401)
             return None
@@ -128,6 +138,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(404)
         return None
 
+    def _meet(self) -> None:
+        """Prove that this is the node that it seems to be, and have what to tell a caller by who knows the token."""
+        theirs, own = self.headers.get("X-Nonce", ""), new_nonce()
+        self.session = Session(self.token, theirs, own)
+        self._answer(200, len(own), {"X-Code": self.session.code("listener")})
+        with contextlib.suppress(OSError):
+            self.wfile.write(own.encode())
+
     def _body(self, size: int) -> Iterator[bytes]:
         while size > 0:
             chunk = self.rfile.read(min(size, _CHUNK_BYTES))
@@ -136,10 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
             size -= len(chunk)
             yield chunk
 
-    def _answer(self, status: int, size: int = 0) -> None:
+    def _answer(self, status: int, size: int = 0, headers: Mapping[str, str] | None = None) -> None:
         with contextlib.suppress(OSError):
             self.send_response_only(status)
             self.send_header("Content-Length", str(size))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
             if self.close_connection:
                 self.send_header("Connection", "close")
             self.end_headers()

@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,9 @@ from gpuctl.cluster.records.rounds import Round
 
 _RESERVE = 0.05
 """Share of a disk that copies leave free: logs and the script's own files matter more."""
+SCHEME = "gpuctl"
+"""Of the ``Authorization`` of a request to a replica server: the code of ``signed`` follows."""
+_SIGNED = ("range", "x-same-as", "content-length")
 _SAVE = re.compile(r"(\d+)-r(\d+)\.([0-9a-f]+)-(\d+)")
 _PART = re.compile(r"\d+-r\d+\.[0-9a-f]+-\d+\+\d+-\d+")
 
@@ -63,6 +66,12 @@ def map_of(round_: Round, rank: int, folder: Path, token: str) -> ReplicaMap:
         neighbour=following[0] if following else None,
         places={member.node: f"{member.address}:{member.tier_port}" for member in members},
     )
+
+
+def signed(method: str, path: str, headers: Mapping[str, str]) -> list[str]:
+    """What of a request to a replica server its code speaks for. Not a part's bytes: whoever reads them verifies them."""
+    lowered = {name.lower(): value for name, value in headers.items()}
+    return [method, path, *(lowered.get(name, "") for name in _SIGNED)]
 
 
 def path_of(folder: Path, save: str, part: str) -> Path:

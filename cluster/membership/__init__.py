@@ -7,7 +7,7 @@ Read in this order:
 - ``rounds``: what it decides for a job, a pure function
 - ``blame``: which rank made a round fail
 - ``stalls``: whether a job's workers do nothing any more
-- ``peers``: direct questions between agents, which only make it quick
+- ``peers``, ``peer_line``: direct questions between agents, which only make it quick
 - ``job_records``: what the leader reads of jobs
 - ``mingle``: how a node takes part in all of it
 """

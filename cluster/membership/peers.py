@@ -7,15 +7,14 @@ Rank 0 keeps one connection to every other agent. Both ends say something every 
 
 The same connection carries a *poke*: "there is something new in the bucket, look now".
 
-Wire format: JSON lines. The first line names the caller and carries the cluster's token; after the answer ``ok`` each
-line is ``"."`` (I am here) or ``"poke"``. Nothing else is accepted, so that whoever reaches the port can do nothing.
+What is said (see ``peer_line`` for how): the caller says who it is and whom it calls, the other end ``ok`` or ``no`` (it
+is another life), and from then on both say ``.`` (I am here) or ``poke``, and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -24,6 +23,7 @@ from typing import Any
 
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.membership.failure_detector import PeerState
+from gpuctl.cluster.membership.peer_line import LINE_LIMIT, NO_PROOF, PeerLine
 from gpuctl.cluster.records.nodes import NodeRecord
 
 Life = tuple[str, str]
@@ -32,7 +32,6 @@ Life = tuple[str, str]
 _EVERY_S = 1.0
 _DIAL_S = 1.0
 _ASK_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
-_LINE_LIMIT = 4096
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class _Peer:
     port: int
     sign: PeerState = "unknown"
     heard_at: float = 0.0
-    writer: asyncio.StreamWriter | None = None
+    line: PeerLine | None = None
     task: asyncio.Task[None] | None = None
 
 
@@ -82,8 +81,8 @@ class Peers:
                 self._server.close()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for peer in self._peers.values():
-                if peer.writer is not None:
-                    peer.writer.close()
+                if peer.line is not None:
+                    peer.line.close()
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
@@ -117,7 +116,7 @@ class Peers:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=5)
 
     async def _listen(self, address: str) -> int:
-        self._server = await asyncio.start_server(self._accept, address, 0, limit=_LINE_LIMIT)
+        self._server = await asyncio.start_server(self._accept, address, 0, limit=LINE_LIMIT)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -125,85 +124,87 @@ class Peers:
         self._attended = set(wanted)
         for life, (address, port) in wanted.items():
             peer = self._peers.setdefault(life, _Peer(address, port))
-            if peer.writer is None and peer.task is None:
+            if peer.line is None and peer.task is None:
                 peer.task = self._loop.create_task(self._dial(life, peer))
-        for life in [life for life, peer in self._peers.items() if peer.writer is None and peer.task is None]:
+        for life in [life for life, peer in self._peers.items() if peer.line is None and peer.task is None]:
             if life not in wanted and self._peers[life].sign != "gone":
                 del self._peers[life]
 
     async def _dial(self, life: Life, peer: _Peer) -> None:
         """Connect, introduce ourselves, and listen until the connection ends; then look why it did."""
         try:
-            connection = await self._connect(life, peer)
+            line = await self._connect(life, peer)
         finally:
             peer.task = None
-        if connection:
-            await self._listen_to(life, peer, *connection)
+        if line:
+            await self._listen_to(life, peer, line)
 
-    async def _connect(self, life: Life, peer: _Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    async def _connect(self, life: Life, peer: _Peer) -> PeerLine | None:
         assert self._me is not None
         try:
-            opening = asyncio.open_connection(peer.address, peer.port, limit=_LINE_LIMIT)
+            opening = asyncio.open_connection(peer.address, peer.port, limit=LINE_LIMIT)
             reader, writer = await asyncio.wait_for(opening, _DIAL_S)
         except ConnectionRefusedError:
             self._note(peer, "gone")
             return None
         except (TimeoutError, OSError):
             return None
-        hello: dict[str, Any] = {"token": self._token, "node": self._me.node, "incarnation": self._me.incarnation}
-        hello |= {"address": self._me.address, "port": self._me.port, "to": life}
-        try:
-            writer.write(json.dumps(hello).encode() + b"\n")
-            answer = await asyncio.wait_for(reader.readline(), _DIAL_S)
-        except (TimeoutError, OSError):
-            writer.close()
-            return None
-        if answer.strip() == b"ok":
-            return reader, writer
-        writer.close()
-        if answer.strip() == b"no":
+        line, me = PeerLine(reader, writer, calls=True), self._me
+        hello = {"node": me.node, "incarnation": me.incarnation, "address": me.address, "port": me.port, "to": life}
+
+        async def introduce() -> str:
+            await line.begin(self._token)
+            line.say(json.dumps(hello))
+            return await line.hear()
+
+        answer = ""
+        with contextlib.suppress(*NO_PROOF):
+            answer = await asyncio.wait_for(introduce(), _DIAL_S)
+        if answer == "ok":
+            return line
+        line.close()
+        if answer == "no":
             self._note(peer, "gone")  # another life answers at this port
         return None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            hello = json.loads(await asyncio.wait_for(reader.readline(), _DIAL_S))
-            trusted = hmac.compare_digest(str(hello["token"]), self._token)
+        line, me = PeerLine(reader, writer, calls=False), self._me
+
+        async def met() -> tuple[Life, Life, str, int]:
+            await line.begin(self._token)
+            hello = json.loads(await line.hear())
             life, to = (str(hello["node"]), str(hello["incarnation"])), tuple(hello["to"])
-            address, port = str(hello["address"]), int(hello["port"])
-        except (TimeoutError, OSError, ValueError, KeyError, TypeError, RecursionError):
-            writer.close()
+            return life, to, str(hello["address"]), int(hello["port"])
+
+        try:
+            life, to, address, port = await asyncio.wait_for(met(), _DIAL_S)
+        except NO_PROOF:
+            line.close()
             return
-        me = self._me
-        if not trusted or me is None:
-            writer.close()
+        if me is None or to != (me.node, me.incarnation):
+            line.say("no")
+            line.close()
             return
-        if to != (me.node, me.incarnation):
-            writer.write(b"no\n")
-            writer.close()
-            return
-        writer.write(b"ok\n")
+        line.say("ok")
         peer = self._peers.setdefault(life, _Peer(address, port))
         with contextlib.suppress(asyncio.CancelledError):  # by ``stop``; asyncio's streams would complain of it
-            await self._listen_to(life, peer, reader, writer)
+            await self._listen_to(life, peer, line)
 
-    async def _listen_to(
-        self, life: Life, peer: _Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        peer.writer = writer
+    async def _listen_to(self, life: Life, peer: _Peer, line: PeerLine) -> None:
+        peer.line = line
         peer.heard_at = self._clock.monotonic()
         self._note(peer, "up")
         try:
-            while line := await reader.readline():
+            while word := await line.hear():
                 peer.heard_at = self._clock.monotonic()
-                if line.strip() == b'"poke"':
+                if word == "poke":
                     self._on_news()
-        except (OSError, ValueError):
+        except NO_PROOF:
             pass
         finally:
-            writer.close()
-        if peer.writer is writer:
-            peer.writer = None
+            line.close()
+        if peer.line is line:
+            peer.line = None
             peer.sign = "unknown"
             if peer.task is None:
                 peer.task = self._loop.create_task(self._ask_why(life, peer))
@@ -223,10 +224,10 @@ class Peers:
             except (TimeoutError, OSError):
                 break
             await asyncio.sleep(pause_s)
-            if peer.writer is not None:
+            if peer.line is not None:
                 break  # it has come back by itself
         peer.task = None
-        if peer.sign != "gone" and peer.writer is None and life in self._attended:
+        if peer.sign != "gone" and peer.line is None and life in self._attended:
             peer.task = self._loop.create_task(self._dial(life, peer))
 
     def _note(self, peer: _Peer, sign: PeerState) -> None:
@@ -236,9 +237,9 @@ class Peers:
 
     def _say(self, word: str) -> None:
         for peer in self._peers.values():
-            if peer.writer is not None:
+            if peer.line is not None:
                 with contextlib.suppress(OSError):
-                    peer.writer.write(json.dumps(word).encode() + b"\n")
+                    peer.line.say(word)
 
     async def _speak_regularly(self) -> None:
         while True:

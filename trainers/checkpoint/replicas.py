@@ -22,6 +22,7 @@ from gpuctl.cluster.checkpoints.manifest import BLOCK_BYTES, Part
 from gpuctl.cluster.checkpoints.replica_layout import ReplicaMap
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.records.checkpoints import CheckpointEntry
+from gpuctl.cluster.shared_key import Session, new_nonce
 from gpuctl.cluster.worker_context import TIERS, WorkerContext
 
 _SILENT_S = 10.0
@@ -161,8 +162,36 @@ class PeerSource:
             self._silent = True  # the other threads do not wait for it as well
 
 
+class ReplicaConnection(http.client.HTTPConnection):
+    """A connection to one node's replica server (see there)."""
+
+    def __init__(self, place: str, token: str, silent_s: float) -> None:
+        super().__init__(place, timeout=silent_s)
+        self._token = token
+        self._session = Session("", "", "")
+        self._asked = 0
+
+    def ask(self, method: str, path: str, headers: dict[str, str], body: memoryview | None) -> None:
+        """Send a request. Raises ``OSError``, ``HTTPException``; if the other end does not know the token, before it has
+        been sent anything."""
+        if self.sock is None:  # not yet, or the other end has closed it
+            self._meet()
+        headers = {**headers, "Content-Length": str(len(body or b""))}
+        self._asked += 1
+        code = self._session.code("caller", self._asked, *replica_layout.signed(method, path, headers))
+        self.request(method, path, body, {**headers, "Authorization": f"{replica_layout.SCHEME} {code}"})
+
+    def _meet(self) -> None:
+        own = new_nonce()
+        self.request("GET", "/", headers={"X-Nonce": own})
+        answer = self.getresponse()
+        self._session, self._asked = Session(self._token, own, answer.read().decode("ascii", "replace")), 0
+        if not self._session.fits(answer.headers.get("X-Code"), "listener"):
+            raise ConnectionError("what answers there is not the cluster's node")
+
+
 class _Connections:
-    """Connections to the tier servers, one for each thread and node."""
+    """Connections to the replica servers, one for each thread and node."""
 
     def __init__(self, places: ReplicaMap, silent_s: float) -> None:
         self._map = places
@@ -174,13 +203,12 @@ class _Connections:
         self, node: str, method: str, what: str, headers: dict[str, str], body: memoryview | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer, while it may be read. Raises ``OSError``, ``HTTPException``."""
-        lines: dict[str, http.client.HTTPConnection] = self._open.__dict__
-        line = lines.get(node) or http.client.HTTPConnection(self._map.places[node], timeout=self._silent_s)
+        lines: dict[str, ReplicaConnection] = self._open.__dict__
+        line = lines.get(node) or ReplicaConnection(self._map.places[node], self._map.token, self._silent_s)
         lines[node] = line
         whole = False
         try:
-            told = {**headers, "Authorization": f"Bearer {self._map.token}", "Content-Length": str(len(body or b""))}
-            line.request(method, f"/{self._map.job}/{what}", body, told)
+            line.ask(method, f"/{self._map.job}/{what}", headers, body)
             answer = line.getresponse()
             yield answer
             answer.read()

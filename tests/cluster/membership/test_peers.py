@@ -18,6 +18,7 @@ import pytest
 from gpuctl.cluster.clock import SystemClock
 from gpuctl.cluster.membership.peers import Peers
 from gpuctl.cluster.records.nodes import NodeRecord
+from gpuctl.cluster.shared_key import Session
 
 TALKER = Path(__file__).with_name("talker.py")
 SILENT_S = 2.0
@@ -168,18 +169,19 @@ def test_a_dying_process_that_still_takes_a_connection_is_found_gone(ours: Agent
     """By one that does not attend to it, as followers do not to rank 0."""
     with socket.create_server(("127.0.0.1", 0)) as dying:
         life = ("dying", "x")
-        hello: dict[str, object] = {"token": "secret", "node": life[0], "incarnation": life[1], "address": "127.0.0.1"}
-        hello |= {"port": dying.getsockname()[1], "to": (ours.record.node, ours.record.incarnation)}
-        with socket.create_connection((ours.record.address, ours.record.port), timeout=20) as connection:
-            connection.sendall(json.dumps(hello).encode() + b"\n")
-            assert connection.recv(3) == b"ok\n"
+        hello = {"node": life[0], "incarnation": life[1], "address": "127.0.0.1", "port": dying.getsockname()[1]}
+        with Caller(ours.record) as caller:
+            caller.say(json.dumps({**hello, "to": (ours.record.node, ours.record.incarnation)}))
+            assert caller.hear()[0] == "ok"
         dying.settimeout(20)
         dying.accept()[0].close()  # it is asked why, and still answers
     _until(lambda: ours.peers.of(*life) == "gone", "it to be gone", 20)
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"\xff" * 10_000 + b"\n", b"[" * 4000 + b"\n"]
+    "garbage",
+    [b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"\xff" * 10_000 + b"\n", b"[" * 4000 + b"\n"],
+    ids=["nothing", "an empty line", "HTTP", "no nonce", "a list", "no text", "deep"],
 )
 def test_garbage_at_the_port_does_no_harm(ours: Agent, other: Process, garbage: bytes) -> None:
     with socket.create_connection((other.record.address, other.record.port), timeout=5) as connection:
@@ -187,6 +189,115 @@ def test_garbage_at_the_port_does_no_harm(ours: Agent, other: Process, garbage: 
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(100) == b""
     ours.wait_for(other.record, "up")
+
+
+class Caller:
+    """The other end of a line to an agent, word by word."""
+
+    def __init__(self, to: NodeRecord, token: str = "secret") -> None:
+        self.connection = socket.create_connection((to.address, to.port), timeout=20)
+        self._file = self.connection.makefile("rb")
+        self.write("caller's nonce")
+        self.session = Session(token, "caller's nonce", json.loads(self._file.readline()))
+        self._said = 0
+
+    def write(self, line: object) -> None:
+        self.connection.sendall(json.dumps(line).encode() + b"\n")
+
+    def say(self, word: str) -> list[str]:
+        """Returns what went over the wire."""
+        self._said += 1
+        line = [word, self.session.code("caller", self._said, word)]
+        self.write(line)
+        return line
+
+    def hear(self) -> list[str]:
+        """Empty once the agent has closed the connection."""
+        found: list[str] = json.loads(self._file.readline() or b"[]")
+        return found
+
+    def closed(self) -> bool:
+        """Whether the agent closes the connection, and until then says nothing but that it is there."""
+        try:
+            while word := self.hear():
+                assert word[0] == "."
+        except ConnectionError:
+            pass
+        return True
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.connection.close()
+
+
+def hello_to(agent: NodeRecord, node: str = "caller") -> str:
+    whom = (agent.node, agent.incarnation)
+    return json.dumps({"node": node, "incarnation": "x", "address": "127.0.0.1", "port": 1, "to": whom})
+
+
+def test_the_token_is_never_sent(ours: Agent) -> None:
+    """To whoever answers in an agent's place, and not from who is called either."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        record = NodeRecord(node="gone", incarnation="x", beat=0, address="127.0.0.1", port=stranger.getsockname()[1])
+        ours.peers.attend([record])
+        stranger.settimeout(20)
+        connection, _ = stranger.accept()
+        with connection, connection.makefile("rb") as file:
+            connection.sendall(b'"a nonce"\n')
+            heard = file.readline() + file.readline()
+            connection.sendall(b'["ok", "00"]\n')
+            assert file.readline() == b"", "it hangs up"
+    assert b"secret" not in heard
+    assert b"ours-life" in heard
+    assert ours.sign(record) != "up"
+    with Caller(ours.record) as caller:
+        caller.say(hello_to(ours.record))
+        assert "secret" not in json.dumps(caller.hear())
+
+
+def test_a_stranger_cannot_say_that_another_life_answers_at_a_port(ours: Agent) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        record = NodeRecord(node="there", incarnation="x", beat=0, address="127.0.0.1", port=stranger.getsockname()[1])
+        ours.peers.attend([record])
+        stranger.settimeout(20)
+        connection, _ = stranger.accept()
+        with connection, connection.makefile("rb") as file:
+            connection.sendall(b'"a nonce"\n["no", "00"]\n')
+            assert file.readline()
+            assert file.readline()
+            assert file.readline() == b""
+        assert ours.sign(record) == "unknown"
+
+
+@pytest.mark.parametrize("forged", ["no code", "of another line", "of the other end", "said twice"])
+def test_a_poke_that_is_not_the_callers_own_ends_the_connection(ours: Agent, forged: str) -> None:
+    with Caller(ours.record) as caller:
+        caller.say(hello_to(ours.record))
+        assert caller.hear()[0] == "ok"
+        first = caller.say("poke")
+        _until(ours.news.is_set, "the first poke", 20)
+        ours.news.clear()
+        with Caller(ours.record) as other:
+            lines = {
+                "no code": ["poke", ""],
+                "of another line": ["poke", other.session.code("caller", 3, "poke")],
+                "of the other end": ["poke", caller.session.code("listener", 3, "poke")],
+                "said twice": first,
+            }
+            caller.write(lines[forged])
+            assert caller.closed()
+
+
+def test_what_was_heard_on_one_connection_opens_no_other(ours: Agent) -> None:
+    with Caller(ours.record) as caller:
+        heard = caller.say(hello_to(ours.record))
+        assert caller.hear()[0] == "ok"
+    with Caller(ours.record) as again:  # the same nonce, but the agent's own is a new one
+        again.write(heard)
+        assert again.hear() == []
 
 
 def _until(condition: Callable[[], bool], what: str, within_s: float) -> float:
