@@ -46,6 +46,7 @@ _ABOUT: dict[str, dict[str, str]] = {
         "jobs": "List the jobs, the newest last.",
         "cancel": "Cancel a job after a last checkpoint.",
         "ckpt": "List, fetch, check or delete a job's checkpoints.",
+        "mingle": "Meet other machines under an ID, and run a command with them.",
     },
     "Nodes": {
         "ssh": "Log in to a node, or run a command there.",

@@ -26,6 +26,11 @@
     jobs/<job>/verification/<round>.json       Verification
     jobs/<job>/files/ledger/<version>          ledger of SnapshotIndex: what scripts wrote under $GPUCTL_CHECKPOINT_DIR
     jobs/<job>/files/blobs/<sha256>-r<round>…  the content of those files
+
+Beside clusters, in any bucket (see ``bootstrap.rendezvous``)::
+
+    mingle/<id>/runs/<version>                 ledger of RunSpec: version n is run n of that ID
+    mingle/<id>/<n>/…                          what a cluster has, with the ID as its only job
 """
 
 from __future__ import annotations
@@ -40,6 +45,15 @@ HOSTS = "hosts"
 RANK0 = "rank0"
 QUEUE = "queue"
 JOBS = "jobs"
+MINGLE = "mingle"
+
+
+def runs(run_id: str) -> str:
+    return f"{MINGLE}/{run_id}/runs"
+
+
+def run(run_id: str, number: int) -> str:
+    return f"{MINGLE}/{run_id}/{number:06d}"
 
 
 def node(name: str) -> str:

@@ -26,7 +26,7 @@ from gpuctl.bootstrap.agent.log_shipper import LogShipper
 from gpuctl.bootstrap.agent.reconcile import Reconciler
 from gpuctl.bootstrap.agent.replica_server import ReplicaServer
 from gpuctl.bootstrap.agent.round_run import RoundRun
-from gpuctl.bootstrap.agent.round_work import AgentSurroundings, RoundWork, Wake
+from gpuctl.bootstrap.agent.round_work import AgentSurroundings, RoundWork
 from gpuctl.bootstrap.gpus import found_devices, visible_devices
 from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.bootstrap.jobs.node_jobs import NodeJobs
@@ -38,6 +38,7 @@ from gpuctl.bootstrap.monitors.gpu_health import GpuHealth
 from gpuctl.bootstrap.monitors.stall import StallWatch
 from gpuctl.bootstrap.network.reachability import Reachability
 from gpuctl.bootstrap.ports import PortPool
+from gpuctl.bootstrap.wake import Wake
 from gpuctl.cluster import layout
 from gpuctl.cluster.agreement.probe import probe
 from gpuctl.cluster.atomic_write import write_atomic

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 
 from gpuctl.cluster import layout
@@ -24,6 +23,7 @@ class Heartbeat:
         self._record = record
         self._beat = 0
         self._lock = threading.Lock()
+        self._paced = threading.Event()
         self._ended = False
         self.told_of_notice = False
         """The others can know that this node will be taken."""
@@ -38,6 +38,11 @@ class Heartbeat:
             self._store.put(layout.node(record.node), encode(record))
             self.told_of_notice = record.notice is not None
 
+    def pace(self, every_s: float) -> None:
+        """Beat that often from now on, beginning with a beat after that time."""
+        self._every_s = every_s
+        self._paced.set()
+
     def start(self, is_well: Callable[[], bool]) -> None:
         """Beat regularly from now on, as long as ``is_well``: an agent whose loop turns no more must not look alive, or
         nobody would take over from it."""
@@ -49,8 +54,9 @@ class Heartbeat:
             self._ended = True
 
     def _beat_on(self, is_well: Callable[[], bool]) -> None:
-        while True:
-            time.sleep(self._every_s)
-            if is_well():
+        while not self._ended:
+            if self._paced.wait(self._every_s):
+                self._paced.clear()
+            elif is_well():
                 with contextlib.suppress(GpuctlError):
                     self.send()

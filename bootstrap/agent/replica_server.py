@@ -1,8 +1,8 @@
 """Serves the parts of checkpoints that lie on this node's disk, and takes those that the node before it sends.
 
-HTTP/1.1, on a port that the kernel chose, in plain text within the cluster's network. Both ends prove that they know the
-cluster's token, which is not sent (see ``shared_key``): the server in its answer to the first request of a connection,
-the caller with the code of each later one. What is served is not hidden, as what gloo and NCCL send is not.
+HTTP/1.1, on a port that the kernel chose, in plain text within the cluster's network. Both ends prove that they know
+the cluster's token, which is not sent (see ``shared_key``): the server in its answer to the first request of a
+connection, the caller with the code of each later one. What is served is not hidden, as what NCCL sends is not.
 
 =========================================  ===========================================================================
 ``GET /`` with ``X-Nonce: <nonce>``        the first request: another nonce, and in ``X-Code`` the code of both

@@ -1,9 +1,7 @@
-"""What the loop of the agent holds of a round that runs, and what it wakes up for."""
+"""What the loop of the agent holds of a round that runs, and what others learn from it."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,25 +10,9 @@ from gpuctl.bootstrap.agent.heartbeat import Heartbeat
 from gpuctl.bootstrap.agent.log_shipper import LogShipper
 from gpuctl.bootstrap.agent.round_run import RoundRun
 from gpuctl.bootstrap.monitors.stall import StallWatch
+from gpuctl.bootstrap.wake import Wake
 from gpuctl.cluster.membership.peers import Peers
 from gpuctl.cluster.records.rounds import NodeExit, Round
-
-
-class Wake:
-    """A ``threading.Event`` that a signal handler may set: what it has interrupted may hold an event's own lock."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def set(self) -> None:
-        self._queue.put(None)
-
-    def wait(self, timeout_s: float) -> None:
-        """Until somebody has set it since the last call."""
-        with contextlib.suppress(queue.Empty):
-            self._queue.get(timeout=timeout_s)
-            while True:
-                self._queue.get_nowait()
 
 
 @dataclass(frozen=True, slots=True)

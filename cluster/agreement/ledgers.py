@@ -7,6 +7,7 @@ from gpuctl.cluster.agreement.ledger import Ledger
 from gpuctl.cluster.records.checkpoints import CheckpointIndex
 from gpuctl.cluster.records.nodes import Rank0
 from gpuctl.cluster.records.rounds import Round
+from gpuctl.cluster.records.runs import RunSpec
 from gpuctl.cluster.records.snapshots import SnapshotIndex
 from gpuctl.cluster.storage.interface import Store
 
@@ -24,6 +25,11 @@ def queue(store: Store) -> Ledger[str]:
 def rounds(store: Store, job: str) -> Ledger[Round]:
     """The rounds of a job: the newest version is the one that runs, or the last."""
     return Ledger(store, layout.rounds(job), Round, keep=256)
+
+
+def runs(store: Store, run_id: str) -> Ledger[RunSpec]:
+    """The runs of an ID: the newest version is the one to join, or the last that ended."""
+    return Ledger(store, layout.runs(run_id), RunSpec, keep=16)
 
 
 def checkpoints(store: Store, job: str) -> Ledger[CheckpointIndex]:

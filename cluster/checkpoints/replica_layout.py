@@ -69,7 +69,7 @@ def map_of(round_: Round, rank: int, folder: Path, token: str) -> ReplicaMap:
 
 
 def signed(method: str, path: str, headers: Mapping[str, str]) -> list[str]:
-    """What of a request to a replica server its code speaks for. Not a part's bytes: whoever reads them verifies them."""
+    """What of a request to a replica server its code speaks for. Not a part's bytes: who reads them verifies them."""
     lowered = {name.lower(): value for name, value in headers.items()}
     return [method, path, *(lowered.get(name, "") for name in _SIGNED)]
 

@@ -5,6 +5,7 @@ Read in this order:
 - ``lease``: who leads
 - ``failure_detector``: what the leader knows of the other nodes
 - ``rounds``: what it decides for a job, a pure function
+- ``rank_order``: which node has which rank
 - ``blame``: which rank made a round fail
 - ``stalls``: whether a job's workers do nothing any more
 - ``peers``, ``peer_line``: direct questions between agents, which only make it quick

@@ -27,7 +27,7 @@ class PeerEvidence(Protocol):
         ...
 
     def attend(self, records: Iterable[NodeRecord]) -> None:
-        """Keep a connection to each of these (rank 0 calls this)."""
+        """Keep a connection to each of these: rank 0 to all, the others to rank 0."""
         ...
 
 
@@ -59,7 +59,7 @@ class FailureDetector:
         tags = {
             entry.key.removeprefix(folder).removesuffix(".json"): entry.tag for entry in self._store.list(layout.NODES)
         }
-        self._note_writes(tags.get(me.node), now)
+        self._note_writes(tags.get(me.node), me.lease_s or self._lease_s, now)
         changed = [name for name, tag in tags.items() if name not in self._nodes or self._nodes[name].tag != tag]
         for name, data in zip(changed, self._store.get_many([layout.node(name) for name in changed]), strict=True):
             if data is not None:
@@ -85,6 +85,13 @@ class FailureDetector:
         known = seen is not None and seen.record.incarnation == member.incarnation
         return known and self.states[member.node] == "new"
 
+    def meet(self, leader: NodeRecord) -> None:
+        """Keep a connection to rank 0, which so learns at once of a node that has just come."""
+        self._evidence.attend([leader])
+
+    def is_silent(self, record: NodeRecord) -> bool:
+        return self._evidence.of(record.node, record.incarnation) == "silent"
+
     def is_gone(self, record: NodeRecord) -> bool:
         """Direct evidence says so, and the heartbeat does not contradict it.
 
@@ -99,12 +106,12 @@ class FailureDetector:
         self._contradictions[life] = (record.beat, changes)
         return changes < 2
 
-    def _note_writes(self, own_tag: str | None, now: float) -> None:
+    def _note_writes(self, own_tag: str | None, lease_s: float, now: float) -> None:
         """Whether the bucket takes what is written, by our own heartbeat: while that does not get there, as in a bucket
         that is full, those of the others say nothing of them. Once it does, they have a lease's time again. In a bucket
         that is always slow only what is slower still counts as late, or no node would ever be lost."""
         gap_s = now - self._own_at
-        late = self._own_tag is not None and gap_s > max(self._lease_s / 2, 2 * self._own_gap_s)
+        late = self._own_tag is not None and gap_s > max(lease_s / 2, 2 * self._own_gap_s)
         if own_tag is None or own_tag == self._own_tag:
             self._takes_writes = self.time_counts = not late
             return
@@ -123,7 +130,7 @@ class FailureDetector:
     def _state(self, seen: _LastSeen, me: NodeRecord, now: float) -> State:
         if seen.record.node != me.node:
             sign = self._evidence.of(seen.record.node, seen.record.incarnation)
-            stands_still = self._takes_writes and now - seen.changed_at > self._lease_s
+            stands_still = self._takes_writes and now - seen.changed_at > (seen.record.lease_s or self._lease_s)
             if sign == "silent" or self.is_gone(seen.record) or stands_still:
                 return "lost"
             if not seen.proven and sign != "up":

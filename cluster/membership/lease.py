@@ -35,6 +35,7 @@ class Lease:
         self._looks = 0
         self._beat: tuple[str, int] | None = None
         self._changed_at = clock.monotonic()
+        self._holders_lease_s = lease_s
 
     @property
     def holder(self) -> Rank0 | None:
@@ -68,15 +69,18 @@ class Lease:
         record = None
         with contextlib.suppress(CorruptRecord):  # an agent of another version
             record = decode(data, NodeRecord, key) if data is not None else None
+        self._holders_lease_s = (record.lease_s if record else 0.0) or self._lease_s
         seen = (record.incarnation, record.beat) if record else None
         if seen != self._beat:
             self._beat = seen
             self._changed_at = self._clock.monotonic()
         return record
 
-    def has_lapsed(self) -> bool:
-        """Nobody holds it, or the holder's heartbeat has stood still for the lease time."""
-        return self.holder is None or self._clock.monotonic() - self._changed_at > self._lease_s
+    def has_lapsed(self, *, silent: bool = False) -> bool:
+        """Nobody holds it, or the holder's heartbeat has stood still for the lease time: for the usual one if the
+        holder is ``silent``, too."""
+        lease_s = self._lease_s if silent else self._holders_lease_s
+        return self.holder is None or self._clock.monotonic() - self._changed_at > lease_s
 
     def take(self, me: NodeRecord) -> bool:
         """Try to become rank 0 after the version known; on defeat, ``holder`` is whoever won."""

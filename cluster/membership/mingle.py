@@ -64,6 +64,8 @@ class Mingle:
         self.line = 0
         self.members: frozenset[str] = frozenset()
         """The nodes that live, as rank 0 sees them and says."""
+        self.leader: NodeRecord | None = None
+        """Rank 0's heartbeat, on the others."""
         self._ledgers: dict[str, Ledger[Round]] = {}
         self._records = JobRecords(store, self._ledger)
         self._queue: Ledger[str] = ledgers.queue(store)
@@ -80,6 +82,11 @@ class Mingle:
         """On rank 0, its view of each node."""
         return dict(self._failure_detector.states)
 
+    @property
+    def alive(self) -> dict[str, NodeRecord]:
+        """On rank 0, the records of the nodes that live."""
+        return self._failure_detector.alive()
+
     def heartbeat(self, beat: int) -> NodeRecord:
         """This node's record, with what rank 0 tells the others in it."""
         return replace(self._me(), beat=beat, **self._told)
@@ -93,7 +100,7 @@ class Mingle:
         self.lease.refresh()
         if not self.lease.is_held_by(me):
             self.leads = False
-            record = self.lease.watch()
+            record = self.leader = self.lease.watch()
             if not (self._may_lead(me, record) and self.lease.take(me)):
                 self._follow(record)
         decided = False
@@ -118,12 +125,14 @@ class Mingle:
             return True  # nobody, or an earlier life of this very node, which ended
         if record is None or record.incarnation != holder.incarnation:
             return True  # who leaves deletes its heartbeat; a new life is another one
-        return self._failure_detector.is_gone(record) or self.lease.has_lapsed()
+        silent = self._failure_detector.is_silent(record)
+        return self._failure_detector.is_gone(record) or self.lease.has_lapsed(silent=silent)
 
     def _follow(self, record: NodeRecord | None) -> None:
         holder = self.lease.holder
         if holder is None or record is None or (record.node, record.incarnation) != (holder.node, holder.incarnation):
             return
+        self._failure_detector.meet(record)
         dropped = [job for job in self.jobs if job not in record.rounds] if record.line >= self.line else []
         self.members = _living(record.view)
         told = {job: version for job, version in record.rounds.items() if job not in self._ended}

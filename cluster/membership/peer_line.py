@@ -36,7 +36,7 @@ class PeerLine:
             self._write(own)
         theirs = json.loads(await self._reader.readline())
         if not isinstance(theirs, str):
-            raise ValueError("not a nonce")
+            raise TypeError("not a nonce")
         if self._own == "caller":
             self._session = Session(token, own, theirs)
         else:

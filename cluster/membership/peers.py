@@ -1,14 +1,14 @@
 """Direct questions between agents. The bucket decides; these only make it quick.
 
-Rank 0 keeps one connection to every other agent. Both ends say something every second, so each learns of the other's
+Rank 0 keeps one connection to every other agent. Both ends say something regularly, so each learns of the other's
 
 - death: the kernel closes the connection at once, and the port refuses a new one (``gone``);
 - silence: a machine that lost power or network closes nothing, but says nothing either (``silent``).
 
 The same connection carries a *poke*: "there is something new in the bucket, look now".
 
-What is said (see ``peer_line`` for how): the caller says who it is and whom it calls, the other end ``ok`` or ``no`` (it
-is another life), and from then on both say ``.`` (I am here) or ``poke``, and nothing else.
+What is said (see ``peer_line`` for how): the caller says who it is and whom it calls, the other end ``ok`` or ``no``
+(it is another life), and from then on both say ``.`` (I am here) or ``poke``, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from gpuctl.cluster.records.nodes import NodeRecord
 Life = tuple[str, str]
 """(node, incarnation)"""
 
-_EVERY_S = 1.0
+_WORDS_PER_SILENCE = 4
+"""A word that is late, or two, are no silence yet."""
 _DIAL_S = 1.0
 _ASK_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 
@@ -47,7 +48,7 @@ class _Peer:
 class Peers:
     """An agent's direct contact with the others: a ``PeerEvidence`` on an event loop in a thread of its own.
 
-    ``on_news`` is called, from that thread, when a peer died, answered for the first time, or poked.
+    ``on_news`` is called, from that thread, when a peer died, fell silent, answered for the first time, or poked.
     """
 
     def __init__(self, clock: Clock, *, token: str, silent_s: float, on_news: Callable[[], None]) -> None:
@@ -57,6 +58,7 @@ class Peers:
         self._on_news = on_news
         self._peers: dict[Life, _Peer] = {}
         self._attended: set[Life] = set()
+        self._stopped = False
         self._me: NodeRecord | None = None
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
@@ -77,6 +79,7 @@ class Peers:
         """Close everything; whoever was connected learns of it at once."""
 
         async def close() -> None:
+            self._stopped = True
             if self._server:
                 self._server.close()
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -121,6 +124,8 @@ class Peers:
         return port
 
     def _attend(self, wanted: dict[Life, tuple[str, int]]) -> None:
+        if self._stopped:
+            return
         self._attended = set(wanted)
         for life, (address, port) in wanted.items():
             peer = self._peers.setdefault(life, _Peer(address, port))
@@ -242,6 +247,10 @@ class Peers:
                     peer.line.say(word)
 
     async def _speak_regularly(self) -> None:
+        silent: set[Life] = set()
         while True:
             self._say(".")
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(self._silent_s / _WORDS_PER_SILENCE)
+            known, silent = silent, {life for life in self._peers if self.of(*life) == "silent"}
+            if silent - known:
+                self._on_news()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from gpuctl.cluster.membership.blame import first_failure
+from gpuctl.cluster.membership.rank_order import in_rank_order, rank_clash
 from gpuctl.cluster.membership.stalls import STALLED, stall_reason
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.nodes import NodeRecord
@@ -26,8 +27,10 @@ from gpuctl.cluster.records.rounds import JobOutcome, Member, NodeExit, RankExit
 class RoundPolicy:
     """How long rank 0 waits for what, in seconds."""
 
+    gather_s: float = 0.5
+    """For further nodes to arrive before a round starts with fewer than it could have."""
     settle_s: float = 0.5
-    """For further nodes to arrive before a round starts with fewer than it could have, or before it grows."""
+    """The same before a round that runs is stopped to let them in."""
     cold_s: float = 15.0
     """For a live node whose interpreter is still warming up, before a round starts without it."""
     blame_s: float = 1.0
@@ -100,8 +103,12 @@ def _decide_waiting(job: JobSpec, current: Round | None, seen: Observation) -> R
         usable = warm if len(warm) >= job.nodes_min else candidates
     if len(usable) < job.nodes_min:
         return None
-    if len(usable) < job.nodes_max and seen.elapsed("enough") < seen.policy.settle_s:
+    if len(usable) < job.nodes_max and seen.elapsed("enough") < seen.policy.gather_s:
         return None
+    if clash := rank_clash(usable):  # one of them may be an earlier life, which is about to be missed
+        if seen.elapsed("clash") < seen.policy.unsure_s:
+            return None
+        return _end(job, current, seen, JobOutcome(result="failed", exit_code=2, message=clash))
     waited = current is not None and current.number > 0
     cause = current.reason.partition(_WAITING)[0] if current else ""
     reason = f"enough nodes again after: {cause}" if waited else "job starts"
@@ -206,7 +213,7 @@ def _form(
     """
     seats = {m.node: seat for seat, m in enumerate(current.members)} if current else {}
     order = sorted(usable, key=lambda r: (r.node != seen.leader, seats.get(r.node, len(seats)), not r.ready, r.node))
-    chosen = order[: job.nodes_max]
+    chosen = in_rank_order(order, job.nodes_max)
     number = current.number + 1 if current else 1
     failures = current.failures if current else 0
     if len(chosen) < job.nodes_min:
@@ -215,7 +222,8 @@ def _form(
             job=job.job, number=number, phase="wait", epoch=seen.epoch, reason=need, failures=failures, at=seen.now
         )
     master = chosen[0]
-    port = next((p for p in master.spare_ports if (master.incarnation, p) not in seen.used_ports), None)
+    unused = (port for port in master.spare_ports if (master.incarnation, port) not in seen.used_ports)
+    port = master.master_port or next(unused, None)
     if port is None:
         return None
     members = tuple(

@@ -45,6 +45,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the agent serves the copies of checkpoints on its disk (see ``replica_layout``); 0: it has none."""
     spare_ports: tuple[int, ...] = ()
     """Ports that the agent holds, listening, for the rendezvous of a round it is master of. Each is used once."""
+    master_port: int = 0
+    """The only port that the rendezvous of a round may use here, each time; 0: one of ``spare_ports``."""
     ready: bool = False
     """The warm interpreter is up: a round that this node joins costs the others no imports."""
     doing: str = ""
@@ -74,6 +76,13 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Only rank 0's: how it sees each node ("live", "leaving", "lost"), for ``status``."""
     version: str = ""
     started_at: float = 0.0
+    lease_s: float = 0.0
+    """Seconds without a new beat after which the node is taken for lost; 0: ``ClusterSpec.lease_s``. Of one that waits,
+    and says so less often."""
+    rank: int | None = None
+    """The rank that whoever started it has chosen; ``None``: any."""
+    host: str = ""
+    """Name of the machine, for people, where the node's own is another."""
 
 
 class BootReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

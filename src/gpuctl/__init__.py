@@ -9,6 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in typing, whose import takes 5 ms
 if TYPE_CHECKING:
+    from gpuctl.bootstrap.rendezvous.mingle import mingle
     from gpuctl.cluster.checkpoints.retention import Retention
     from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
     from gpuctl.trainers.checkpoint.dcp.reader import BucketReader
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gpuctl.trainers.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["BucketReader", "BucketWriter", "Checkpointer", "Retention", "Trainer", "__version__", "log_metrics"]
+__all__ = ["BucketReader", "BucketWriter", "Checkpointer", "Retention", "Trainer", "__version__", "log_metrics", "mingle"]
 
 _HOMES = {
     "BucketReader": "gpuctl.trainers.checkpoint.dcp.reader",
@@ -26,6 +27,7 @@ _HOMES = {
     "Retention": "gpuctl.cluster.checkpoints.retention",
     "Trainer": "gpuctl.trainers.trainer",
     "log_metrics": "gpuctl.trainers.metrics.stream",
+    "mingle": "gpuctl.bootstrap.rendezvous.mingle",
 }
 
 

@@ -58,7 +58,7 @@ SLOW = re.compile(
 """Pages that take more than 2 s."""
 MACHINE_USAGE = re.compile(r"gpuctl (status -w|forward)")
 """Goes on until Ctrl-C."""
-NEEDS_NO_CLUSTER = re.compile(r"gpuctl (--\S+|completion|demo|offers|check|leaks|buckets|config|net --here)")
+NEEDS_NO_CLUSTER = re.compile(r"gpuctl (--\S+|completion|demo|mingle|offers|check|leaks|buckets|config|net --here)")
 
 LOOKS = re.compile(r"--dry-run|gpuctl offers")
 """Names a provider, and rents nothing there."""

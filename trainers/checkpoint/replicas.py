@@ -172,8 +172,8 @@ class ReplicaConnection(http.client.HTTPConnection):
         self._asked = 0
 
     def ask(self, method: str, path: str, headers: dict[str, str], body: memoryview | None) -> None:
-        """Send a request. Raises ``OSError``, ``HTTPException``; if the other end does not know the token, before it has
-        been sent anything."""
+        """Send a request. Raises ``OSError``, ``HTTPException``; if the other end does not know the token, before
+        anything is sent to it."""
         if self.sock is None:  # not yet, or the other end has closed it
             self._meet()
         headers = {**headers, "Content-Length": str(len(body or b""))}

@@ -105,10 +105,13 @@ def test_what_was_said_once_counts_neither_again_nor_elsewhere(
     tmp_path: Path, port: int, line: ReplicaConnection
 ) -> None:
     heard: list[tuple[Any, ...]] = []
-    line.request = lambda *request, **more: (  # type: ignore[method-assign]
-        heard.append(request),
-        http.client.HTTPConnection.request(line, *request, **more),
-    )[1]
+    send = line.request
+
+    def listened(*request: Any, **more: Any) -> None:
+        heard.append(request)
+        send(*request, **more)
+
+    line.request = listened  # type: ignore[method-assign]
     assert ask(line, "PUT", WHERE, b"old")[0] == 201
     _, (method, path, _, headers) = heard
     line.request(method, path, b"new", headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,10 +31,10 @@ class NoContact:
 class Nodes:
     """Those named ``a``, which looks, and ``b``; a heartbeat is written for whoever beats."""
 
-    def __init__(self, store: Bucket) -> None:
+    def __init__(self, store: Bucket, **fields: Any) -> None:
         self._store = store
         self._records = {
-            name: NodeRecord(node=name, incarnation=f"{name}-1", beat=0, address="h", port=1) for name in "ab"
+            name: NodeRecord(node=name, incarnation=f"{name}-1", beat=0, address="h", port=1, **fields) for name in "ab"
         }
         self.detector = FailureDetector(store, NoContact(), lease_s=LEASE_S)
         self.now = 100.0
@@ -93,3 +94,15 @@ def test_a_node_that_does_not_come_back_after_that_is_lost(nodes: Nodes) -> None
         nodes.beat("a")
         seen.append(nodes.look())
     assert seen[0] == "live" and seen[-1] == "lost"
+
+
+def test_a_node_that_beats_seldom_says_so_and_is_waited_for(tmp_path: Path) -> None:
+    nodes = Nodes(open_bucket(f"file://{tmp_path}"), lease_s=30.0)
+    for _ in range(4):
+        nodes.beat("ab")
+        assert nodes.look(after_s=10.0) in ("new", "live")
+    assert nodes.look(after_s=LEASE_S + 1) == "live"
+    nodes.beat("a")
+    assert nodes.look(after_s=10.0) == "live"
+    nodes.beat("a")
+    assert nodes.look(after_s=20.0) == "lost"

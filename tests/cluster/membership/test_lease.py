@@ -133,3 +133,18 @@ def test_a_heartbeat_that_nobody_understands_counts_as_none(bucket: Bucket, cloc
     ours.take(A)
     bucket.put(layout.node("a"), b'{"node": 7}')
     assert ours.watch() is None
+
+
+def test_a_holder_that_beats_seldom_says_so_and_is_waited_for(bucket: Bucket, clock: HandClock) -> None:
+    """But not if it is silent as well: then the usual lease counts."""
+    ours, theirs = lease(bucket, clock), lease(bucket, clock)
+    theirs.take(A)
+    beat(bucket, replace(A, lease_s=30.0))
+    ours.refresh()
+    ours.watch()
+    clock.now += LEASE_S + 0.1
+    ours.watch()
+    assert (ours.has_lapsed(), ours.has_lapsed(silent=True)) == (False, True)
+    clock.now += 30.0
+    ours.watch()
+    assert ours.has_lapsed()

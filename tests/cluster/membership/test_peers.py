@@ -19,6 +19,7 @@ from gpuctl.cluster.clock import SystemClock
 from gpuctl.cluster.membership.peers import Peers
 from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.shared_key import Session
+from tests.waiting import PATIENCE_S
 
 TALKER = Path(__file__).with_name("talker.py")
 SILENT_S = 2.0
@@ -90,6 +91,14 @@ def test_a_frozen_process_is_silent_and_up_again_when_it_wakes(ours: Agent, othe
     assert ours.wait_for(other.record, "silent") > SILENT_S / 2
     other.popen.send_signal(signal.SIGCONT)
     ours.wait_for(other.record, "up")
+
+
+def test_silence_is_news(ours: Agent, other: Process) -> None:
+    ours.wait_for(other.record, "up")
+    other.popen.send_signal(signal.SIGSTOP)
+    ours.news.clear()
+    assert ours.news.wait(PATIENCE_S)
+    assert ours.sign(other.record) == "silent"
 
 
 def test_both_ends_of_a_connection_see_each_other() -> None:

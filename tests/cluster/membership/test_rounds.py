@@ -76,6 +76,7 @@ def decided(
     busy: Set[str] = frozenset(),
     silent: Set[str] = frozenset(),
     used: Set[tuple[str, int]] = frozenset(),
+    policy: RoundPolicy = POLICY,
 ) -> Round | None:
     alive = {record.node: record for record in nodes}
     observation = Observation(
@@ -90,7 +91,7 @@ def decided(
         used_ports=used,
         elapsed=lambda _: waited_s,
         now=100.0,
-        policy=POLICY,
+        policy=policy,
     )
     return decide(job, current, observation)
 
@@ -101,6 +102,40 @@ def members(decision: Round | None) -> list[str]:
 
 
 # -- the first round --------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_were_chosen_are_kept_whoever_leads_and_rank_0s_port_is_taken() -> None:
+    decision = decided(None, node("n0"), node("n1", rank=0), node("n2", rank=2), job=FIXED)
+    assert members(decision) == ["n1", "n0", "n2"]
+    assert decision is not None
+    assert (decision.master_address, decision.master_port) == ("addr-n1", 11)
+
+
+def test_a_rank_chosen_twice_ends_the_job_once_neither_can_be_an_earlier_life() -> None:
+    twice = (node("n0"), node("n1", rank=1, host="pod-1"), node("n2", rank=1, host="pod-2"))
+    assert decided(None, *twice, job=FIXED, waited_s=POLICY.unsure_s - 0.1) is None
+    decision = decided(None, *twice, job=FIXED, waited_s=POLICY.unsure_s)
+    assert decision is not None
+    assert decision.phase == "ended"
+    assert decision.outcome is not None
+    assert decision.outcome.exit_code == 2
+    assert decision.outcome.message == "rank 1 was chosen on pod-1 (addr-n1) and on pod-2 (addr-n2)"
+
+
+def test_the_only_port_of_a_node_is_used_again_in_each_round() -> None:
+    only = {"master_port": 29500, "spare_ports": ()}
+    first = decided(None, node("n0", **only), node("n1"), node("n2"))
+    assert first is not None
+    again = decided(first, node("n0", **only), node("n1"), used={("n0-1", 29500)})
+    assert again is not None
+    assert (first.master_port, again.number, again.master_port) == (29500, 2, 29500)
+
+
+def test_a_round_with_fewer_than_it_could_have_waits_for_others_to_arrive() -> None:
+    gathering = RoundPolicy(gather_s=3.0)
+    for waited_s, forms in ((2.9, False), (3.0, True)):
+        decision = decided(None, node("n0"), node("n1"), waited_s=waited_s, policy=gathering)
+        assert (decision is not None) == forms
 
 
 def test_a_job_starts_on_as_many_nodes_as_it_may_have_with_rank_0s_node_first() -> None:

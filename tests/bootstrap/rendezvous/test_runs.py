@@ -1,0 +1,107 @@
+"""Which run of an ID a node joins."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpuctl.bootstrap.rendezvous.runs import Run, RunRequest, join
+from gpuctl.cluster import layout
+from gpuctl.cluster.clock import SystemClock
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.records.codec import encode
+from gpuctl.cluster.records.nodes import NodeRecord
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+
+TWO = RunRequest("exp1", 2, 2, host="here")
+THREE = RunRequest("exp1", 3, 3, host="here")
+
+
+@pytest.fixture
+def bucket(bucket_url: str) -> Bucket:
+    return open_bucket(bucket_url)
+
+
+def joined(bucket: Bucket, request: RunRequest = TWO) -> Run:
+    return join(bucket, request, SystemClock(), lambda _: None)
+
+
+def end(run: Run) -> None:
+    assert queue.end_as_cancelled(run.store, run.id, "over")
+
+
+def test_the_first_begins_the_run_and_the_others_find_it_with_its_key(bucket: Bucket) -> None:
+    first, second = joined(bucket), joined(bucket)
+    assert (second.number, second.spec) == (first.number, first.spec)
+    assert len(first.spec.key) == 32
+    assert queue.find(second.store, "exp1").nodes_max == 2
+    assert joined(bucket, RunRequest("exp2", 2, 2)).spec.key != first.spec.key
+
+
+def test_of_many_that_come_first_at_once_one_begins_the_run(bucket: Bucket) -> None:
+    runs: list[Run] = []
+    threads = [threading.Thread(target=lambda: runs.append(joined(bucket))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {(run.number, run.spec.key) for run in runs} == {(1, runs[0].spec.key)}
+    assert len(runs) == 8
+
+
+def test_an_id_that_is_used_again_is_a_new_run_and_the_last_but_one_is_cleared_away(bucket: Bucket) -> None:
+    runs = []
+    for size in (2, 3, 2):
+        runs.append(joined(bucket, RunRequest("exp1", size, size)))
+        end(runs[-1])
+    assert [run.number for run in runs] == [1, 2, 3]
+    assert len({run.spec.key for run in runs}) == 3
+    assert bucket.list(layout.run("exp1", 1)) == []
+    assert bucket.list(layout.run("exp1", 2)) != []
+    assert [run.name for run in runs] == ["exp1", "exp1 (run 2)", "exp1 (run 3)"]
+
+
+def test_a_run_whose_nodes_have_all_gone_goes_on_if_it_is_asked_for_as_it_was(bucket: Bucket) -> None:
+    run = joined(bucket)
+    run.store.put(layout.node("gone"), encode(NodeRecord(node="gone", incarnation="1", beat=9, address="x", port=1)))
+    assert joined(bucket).number == run.number
+
+
+def test_a_run_that_is_in_use_is_not_joined_with_another_size(bucket: Bucket) -> None:
+    run = joined(bucket)
+    with socket.create_server(("127.0.0.1", 0)) as living:
+        port = living.getsockname()[1]
+        record = NodeRecord(node="pod-1-aa", incarnation="1", beat=1, address="127.0.0.1", port=port, host="pod-1")
+        run.store.put(layout.node(record.node), encode(record))
+        with pytest.raises(BadInput, match=r"exp1 is in use with --nodes 2: pod-1 \(127.0.0.1\) is in it"):
+            joined(bucket, THREE)
+    assert queue.outcome(run.store, run.id) is None
+
+
+def test_a_run_that_nobody_is_in_any_more_gives_way_to_one_of_another_size(bucket: Bucket) -> None:
+    run = joined(bucket)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    record = NodeRecord(node="gone", incarnation="1", beat=1, address="127.0.0.1", port=port)
+    run.store.put(layout.node(record.node), encode(record))
+    later = joined(bucket, THREE)
+    assert (later.number, later.spec.nodes_max) == (2, 3)
+    assert queue.outcome(run.store, run.id) is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "../a", "-a", ".", "a b", "a" * 64, "a" * 300, "e\N{COMBINING ACUTE ACCENT}"]
+)
+def test_what_cannot_be_an_id(name: str) -> None:
+    with pytest.raises(BadInput, match="cannot be an ID; use up to 63 letters") as error:
+        RunRequest(name, 1, 1)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["a", "7", "exp-1.b_2", "A" * 63])
+def test_what_can_be_an_id(name: str, tmp_path: Path) -> None:
+    assert joined(open_bucket(f"file://{tmp_path}"), RunRequest(name, 1, 1)).id == name
