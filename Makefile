@@ -31,7 +31,7 @@ endif
 busy_loop = sh -c 'while kill -0 $$PPID 2>/dev/null; do :; done'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-exhaustive test-busy test-times test-machines mutate bench bench-checkpoint preview catalog docs lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-exhaustive test-busy test-times test-machines mutate bench bench-checkpoint bench-rendezvous preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -59,6 +59,9 @@ bench: $(STAMP) ## Measure against the references, side by side (build/bench.jso
 
 bench-checkpoint: $(STAMP) ## The same for saves and restores (build/bench-checkpoint.json)
 	$(BIN)/python tests/bench/checkpoint/main.py
+
+bench-rendezvous: $(STAMP) ## The same for machines without a cluster (root, Linux; build/bench-rendezvous.json)
+	$(BIN)/python tests/bench/rendezvous/main.py
 
 docs: $(DOCS_STAMP) ## The documentation as a site, in build/site; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -5,8 +5,10 @@ Read in this order:
 - ``user_data``, ``node_spec``: what a rented machine is told when it first boots
 - ``boot``: the program that makes it a node; standard library only, it travels in user-data
 - ``identity``, ``gpus``, ``ports``: what a node is, what it has
+- ``wake``: what an agent's loop waits for
 - ``network``: its interfaces, the variables that NCCL needs, who can reach it
 - ``agent``: the process that takes part in the cluster
+- ``rendezvous``: taking part without a cluster, for as long as a command runs
 - ``jobs``: jobs on a node: their code, images and folders
 - ``launch``: starting a round's workers, in a warm interpreter or a container
 - ``mirror``: files that a script keeps, copied to the bucket and back

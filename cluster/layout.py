@@ -26,11 +26,8 @@
     jobs/<job>/verification/<round>.json       Verification
     jobs/<job>/files/ledger/<version>          ledger of SnapshotIndex: what scripts wrote under $GPUCTL_CHECKPOINT_DIR
     jobs/<job>/files/blobs/<sha256>-r<round>…  the content of those files
-
-Beside clusters, in any bucket (see ``bootstrap.rendezvous``)::
-
-    mingle/<id>/runs/<version>                 ledger of RunSpec: version n is run n of that ID
-    mingle/<id>/<n>/…                          what a cluster has, with the ID as its only job
+    mingle/<id>/runs/<version>                 ledger of RunSpec: version n is run n of that ID, without a cluster
+    mingle/<id>/<n>/…                          all of the above for that run, whose only job has the ID for its name
 """
 
 from __future__ import annotations

@@ -229,6 +229,8 @@ def test_the_table_of_keys_has_every_key_and_names_records_that_exist() -> None:
         "tensorboard": f"{layout.tensorboard('j')}/1-n/events",
         "checkpoints": f"{layout.checkpoints('j')}/ledger/1",
         "files": f"{layout.files('j')}/ledger/1",
+        "runs": f"{layout.runs('i')}/1",
+        "run": f"{layout.run('i', 1)}/cluster.json",
     }
     functions = {name for name, value in vars(layout).items() if callable(value)}
     assert functions - set(spelt) == {"exits", "chunks"}, "which are folders of others"

@@ -37,6 +37,7 @@ _SILENT_S = 2.0
 _WAITING_BEAT_S = 10.0
 """In a bucket that bills requests: an hour of waiting costs less than a cent (see ``docs/guides/mingle.md``)."""
 _WAITING_LEASE_S = 30.0
+_DUE_S = 0.25
 _LINGER_S = 2.0
 """For the others to have learned of the end from rank 0, before it leaves."""
 _POLICY = RoundPolicy(gather_s=3.0, unsure_s=2.5 * LEASE_S)
@@ -143,7 +144,7 @@ class Participant:
     def turn(self, at_most_s: float = _WAITING_BEAT_S) -> None:
         """Wait until something may have changed, and do what follows from it. Raises ``GpuctlError`` if the bucket
         cannot be had: the next turn goes on from there."""
-        self._wake.wait(min(self._beat_s, at_most_s))
+        self._wake.wait(min(self._beat_s, at_most_s, _DUE_S if self._is_due else at_most_s))
         self._reconciler.turn()
         waits = self._reconciler.work is None
         if waits != self._waits:
@@ -191,6 +192,11 @@ class Participant:
     @property
     def _beat_s(self) -> float:
         return _WAITING_BEAT_S if self._waits and not self._free else _BEAT_S
+
+    @property
+    def _is_due(self) -> bool:
+        """Rank 0 is about to decide something, once a little time has passed."""
+        return self._waits and self._mingle.leads and len(self._mingle.members) >= self.run.spec.nodes_min
 
     def _start(self, round_: Round, rank: int) -> Work:
         if rank == 0 and self._ports is not None and (listening := self._ports.take(round_.master_port)):

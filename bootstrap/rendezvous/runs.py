@@ -29,8 +29,8 @@ from gpuctl.cluster.records.runs import RunSpec
 from gpuctl.cluster.retry import ATTEMPTS
 from gpuctl.cluster.storage.bucket import Bucket
 
-LEASE_S = 2.5
-"""Of a node in a round, in seconds without a new heartbeat."""
+LEASE_S = 4.0
+"""Of a node in a round, in seconds without a new heartbeat. Silence on the direct line tells of a loss before that."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _LOOK_S = 0.5
 

@@ -26,10 +26,12 @@ _FULL_READ_EVERY = 10
 class Lease:
     """One node's view of the rank-0 ledger."""
 
-    def __init__(self, store: Store, clock: Clock, *, lease_s: float) -> None:
+    def __init__(self, store: Store, clock: Clock, *, lease_s: float, silent_lease_s: float | None = None) -> None:
+        """``silent_lease_s``: the lease time once the holder is silent as well; by default the usual one."""
         self._store = store
         self._clock = clock
         self._lease_s = lease_s
+        self._silent_lease_s = lease_s if silent_lease_s is None else silent_lease_s
         self._ledger = ledgers.lease(store)
         self._known: Version[Rank0] = Version(None, 0)
         self._looks = 0
@@ -77,9 +79,9 @@ class Lease:
         return record
 
     def has_lapsed(self, *, silent: bool = False) -> bool:
-        """Nobody holds it, or the holder's heartbeat has stood still for the lease time: for the usual one if the
-        holder is ``silent``, too."""
-        lease_s = self._lease_s if silent else self._holders_lease_s
+        """Nobody holds it, or the holder's heartbeat has stood still for the lease time. ``silent``: it says nothing
+        to those that it is connected to either."""
+        lease_s = self._silent_lease_s if silent else self._holders_lease_s
         return self.holder is None or self._clock.monotonic() - self._changed_at > lease_s
 
     def take(self, me: NodeRecord) -> bool:

@@ -34,6 +34,9 @@ from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.records.rounds import JobOutcome, Round
 from gpuctl.cluster.storage.interface import Store
 
+_MISSED_BEATS = 1.5
+"""Of a rank 0 that is silent, after which another takes over: the silence alone may be a firewall's."""
+
 
 class Mingle:
     """One node's part in the cluster's agreement. ``tick`` is for one thread; ``heartbeat`` may be called from another.
@@ -56,7 +59,7 @@ class Mingle:
         self._failure_detector = FailureDetector(store, evidence, lease_s=spec.lease_s)
         self._me = me
         self._policy = policy or RoundPolicy(unsure_s=2.5 * spec.lease_s)
-        self.lease = Lease(store, clock, lease_s=spec.lease_s)
+        self.lease = Lease(store, clock, lease_s=spec.lease_s, silent_lease_s=_MISSED_BEATS * spec.heartbeat_s)
         self.leads = False
         self.jobs: dict[str, Version[Round]] = {}
         """Every unfinished job known here and the newest entry of its ledger. While it waits in line that is round 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuctl.cluster.records.nodes import NodeRecord
+from gpuctl.cluster.records.rounds import Member
 
 
 def in_rank_order(order: Sequence[NodeRecord], size: int) -> list[NodeRecord]:
@@ -23,4 +24,12 @@ def rank_clash(records: Sequence[NodeRecord]) -> str:
             by_rank.setdefault(record.rank, []).append(f"{record.host or record.node} ({record.address})")
     return "; ".join(
         f"rank {rank} was chosen on {' and on '.join(hosts)}" for rank, hosts in by_rank.items() if len(hosts) > 1
+    )
+
+
+def members_of(chosen: Sequence[NodeRecord], nproc: int | None) -> tuple[Member, ...]:
+    """The members of a round, in rank order. ``nproc``: workers a node; ``None``: as many as each has slots."""
+    return tuple(
+        Member(node=r.node, incarnation=r.incarnation, address=r.address, nproc=nproc or r.slots, tier_port=r.tier_port)
+        for r in chosen
     )

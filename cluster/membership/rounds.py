@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from gpuctl.cluster.membership.blame import first_failure
-from gpuctl.cluster.membership.rank_order import in_rank_order, rank_clash
+from gpuctl.cluster.membership.rank_order import in_rank_order, members_of, rank_clash
 from gpuctl.cluster.membership.stalls import STALLED, stall_reason
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.nodes import NodeRecord
@@ -222,22 +222,16 @@ def _form(
             job=job.job, number=number, phase="wait", epoch=seen.epoch, reason=need, failures=failures, at=seen.now
         )
     master = chosen[0]
-    unused = (port for port in master.spare_ports if (master.incarnation, port) not in seen.used_ports)
-    port = master.master_port or next(unused, None)
+    spare = next((p for p in master.spare_ports if (master.incarnation, p) not in seen.used_ports), None)
+    port = master.master_port or spare
     if port is None:
         return None
-    members = tuple(
-        Member(
-            node=r.node, incarnation=r.incarnation, address=r.address, nproc=job.nproc or r.slots, tier_port=r.tier_port
-        )
-        for r in chosen
-    )
     return Round(
         job=job.job,
         number=number,
         phase="run",
         epoch=seen.epoch,
-        members=members,
+        members=members_of(chosen, job.nproc),
         master_address=master.address,
         master_port=port,
         reason=reason,

@@ -3,4 +3,5 @@
 - ``train``, ``jobs``, ``cancel``: begin, list and end them
 - ``logs``: what they print
 - ``ckpt``, ``ckpt_pull``: what they keep
+- ``mingle``, ``mingle_command``: a command on machines without a cluster
 """
