@@ -60,7 +60,8 @@ class FailureDetector:
             entry.key.removeprefix(folder).removesuffix(".json"): entry.tag for entry in self._store.list(layout.NODES)
         }
         self._note_writes(tags.get(me.node), me.lease_s or self._lease_s, now)
-        changed = [name for name, tag in tags.items() if name not in self._nodes or self._nodes[name].tag != tag]
+        others = {name: tag for name, tag in tags.items() if name != me.node}
+        changed = [name for name, tag in others.items() if name not in self._nodes or self._nodes[name].tag != tag]
         for name, data in zip(changed, self._store.get_many([layout.node(name) for name in changed]), strict=True):
             if data is not None:
                 with contextlib.suppress(CorruptRecord):  # an agent of another version: not one to work with

@@ -133,10 +133,10 @@ def network() -> Iterator[Network]:
 
 
 @contextlib.contextmanager
-def s3_bucket() -> Iterator[str]:
-    """URL of a bucket on a real S3 server at the switch."""
+def s3_bucket(at_switch: Sequence[str] = ()) -> Iterator[str]:
+    """URL of a bucket on a real S3 server at the switch. ``at_switch``: see ``Network``."""
     with subprocess.Popen(
-        [sys.executable, "-c", _S3_SERVER],
+        [*at_switch, sys.executable, "-c", _S3_SERVER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
