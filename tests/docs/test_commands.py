@@ -46,6 +46,7 @@ NOT_RUN = (
     (r"README\.md", r"gpuctl train train\.py", _NO_AGENT),
     (r"docs/get-started/(aws|gcp|azure|ssh)\.md", r"gpuctl (train|logs|ckpt|ssh|exec|net)", _NO_AGENT),
     (r".*spot-and-costs\.md", r"gpuctl ssh NODE", _NO_AGENT),
+    (r".*/mingle\.md", r"gpuctl mingle .*--nodes 4", "waits for three other machines"),
     (r".*jobs\.md", r"gpuctl cp :/var/lib/", "a folder of rented machines"),
     (r".*", r"gpuctl train .*--image", "needs a container runtime and an image of some GB"),
     (r".*", r"gpuctl ssh\s*(#|$)", "a shell, until its user leaves it"),
