@@ -13,7 +13,6 @@ from typing import Literal
 
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.records.rounds import NodeExit, RankExit, Round
-from gpuctl.trainers.launchers.descendants import adopt_orphans, end_orphans
 
 
 class CommandRun:
@@ -44,7 +43,6 @@ class CommandRun:
 
     def start(self, variables: Mapping[str, str]) -> None:
         """Run the command with these variables besides this process's own."""
-        adopt_orphans()
         keeper = [sys.executable, "-m", "gpuctl.bootstrap.rendezvous.keeper", *self._command]
         env = {**os.environ, **variables}
         # The write end of its standard input stays open, in this object, as long as this process lives.
@@ -69,8 +67,10 @@ class CommandRun:
                 os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
+        """End all that the command has started: its keeper does, once nobody holds its standard input any more."""
         self._killed = True
-        self.send(signal.SIGKILL)
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def send_last_words(self) -> None:
         """It has written to this process's own output."""
@@ -85,7 +85,6 @@ class CommandRun:
         code = process.wait()
         if process.stdin is not None:
             process.stdin.close()
-        end_orphans(())
         name = signal.Signals(-code).name if code < 0 else ""
         code = 128 - code if code < 0 else code
         if self._killed:
