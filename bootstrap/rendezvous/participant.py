@@ -18,7 +18,7 @@ from gpuctl import __version__
 from gpuctl.bootstrap.agent.heartbeat import Heartbeat
 from gpuctl.bootstrap.agent.reconcile import Reconciler, Work
 from gpuctl.bootstrap.ports import PortPool
-from gpuctl.bootstrap.rendezvous.reach import ReachWatch, write_interfaces
+from gpuctl.bootstrap.rendezvous.reach import ReachWatch, merged, write_interfaces
 from gpuctl.bootstrap.rendezvous.runs import LEASE_S, Run
 from gpuctl.bootstrap.wake import Wake
 from gpuctl.cluster import layout
@@ -79,7 +79,7 @@ class Participant:
         self._incarnation = secrets.token_hex(6)
         self._started_at = clock.time()
         self._waits = True
-        self._trouble = ""
+        self._trouble: list[str] = []
         self.was_in_a_round = False
         self._free = run.store.url.startswith("file:")
         self._ports = None if attendee.master_port else PortPool(attendee.address)
@@ -99,7 +99,7 @@ class Participant:
         self._reconciler: Reconciler[Work] = Reconciler(
             self.node, self._incarnation, run.store, clock, self._mingle, self._start, around
         )
-        self._reach = ReachWatch(run.store, self.node, self._wake.set)
+        self._reach = ReachWatch(run.store, clock, self.node, self._wake.set)
         self._peers.introduce(self._record())
 
     # -- what is known ------------------------------------------------------------------------------------------------
@@ -121,10 +121,10 @@ class Participant:
         return sorted(self._mingle.members | {self.node})
 
     @property
-    def trouble(self) -> str:
-        """Which nodes cannot be reached by rank 0, in words."""
+    def trouble(self) -> list[str]:
+        """Which nodes cannot be reached by rank 0, or do not reach it, in words."""
         leader = self._mingle.leader
-        return self._trouble if self._mingle.leads or leader is None else leader.trouble
+        return merged([*self._trouble, *(leader.trouble.splitlines() if leader else ())])
 
     def outcome(self) -> JobOutcome | None:
         """How the run ended; ``None`` while it goes on. Raises as ``Store.get`` does."""
@@ -151,7 +151,19 @@ class Participant:
             self._waits = waits
             self._heartbeat.pace(self._beat_s)
             self._heartbeat.send()
-        self._trouble = self._reach.trouble(self._mingle.alive if self._mingle.leads else {})
+        if (trouble := self._look_for_trouble()) != self._trouble:
+            self._trouble = trouble
+            self._heartbeat.send()
+            self._peers.poke()
+
+    def _look_for_trouble(self) -> list[str]:
+        """Rank 0 looks at all, and says what they say; the others look at rank 0, whose port their commands need."""
+        if not self._mingle.leads:
+            leader = self._mingle.leader
+            return self._reach.trouble([leader] if leader else [])
+        alive = self._mingle.alive.values()
+        told = [line for record in alive if record.node != self.node for line in record.trouble.splitlines()]
+        return merged([*self._reach.trouble(alive), *told])
 
     def wake(self) -> None:
         """End the wait of ``turn``. Safe in a signal handler."""
@@ -195,8 +207,12 @@ class Participant:
 
     @property
     def _is_due(self) -> bool:
-        """Rank 0 is about to decide something, once a little time has passed."""
-        return self._waits and self._mingle.leads and len(self._mingle.members) >= self.run.spec.nodes_min
+        """Something is to be done here as soon as a little time has passed: by rank 0 if enough nodes wait, and by any
+        other if rank 0 has fallen silent."""
+        leader = self._mingle.leader
+        if not self._mingle.leads:
+            return leader is not None and self._peers.of(leader.node, leader.incarnation) == "silent"
+        return self._waits and len(self._mingle.members) >= self.run.spec.nodes_min
 
     def _start(self, round_: Round, rank: int) -> Work:
         if rank == 0 and self._ports is not None and (listening := self._ports.take(round_.master_port)):
@@ -217,7 +233,7 @@ class Participant:
             ready=True,
             drainable=work is not None and work.exit is None,
             notice=self._reconciler.notice,
-            trouble=self._trouble,
+            trouble="\n".join(self._trouble),
             rank=self._attendee.rank,
             host=self._attendee.host,
             lease_s=_WAITING_LEASE_S if self._beat_s > _BEAT_S else 0.0,

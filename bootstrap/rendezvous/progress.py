@@ -26,8 +26,8 @@ class Progress:
 
     def tell(self, node: Participant) -> None:
         """What is new since the last call."""
-        if node.trouble:
-            self._once("trouble", f"warning: {node.trouble}")
+        for line in node.trouble:
+            self._once(line.partition(" (")[0], f"warning: {line}")
         round_ = node.round
         runs = round_ is not None and round_.phase in ("run", "drain")
         if runs and round_ is not None:

@@ -82,13 +82,14 @@ class Peers:
             self._stopped = True
             if self._server:
                 self._server.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
             for peer in self._peers.values():
                 if peer.line is not None:
                     peer.line.close()
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            # More than once: Python 3.11's ``wait_for`` swallows a cancellation that comes as it ends.
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in others:
+                    task.cancel()
+                await asyncio.wait(others, timeout=0.1)
 
         with contextlib.suppress(TimeoutError, RuntimeError):
             self._run(close())
@@ -211,7 +212,7 @@ class Peers:
         if peer.line is line:
             peer.line = None
             peer.sign = "unknown"
-            if peer.task is None:
+            if peer.task is None and not self._stopped:
                 peer.task = self._loop.create_task(self._ask_why(life, peer))
 
     async def _ask_why(self, life: Life, peer: _Peer) -> None:
@@ -232,7 +233,7 @@ class Peers:
             if peer.line is not None:
                 break  # it has come back by itself
         peer.task = None
-        if peer.sign != "gone" and peer.line is None and life in self._attended:
+        if peer.sign != "gone" and peer.line is None and life in self._attended and not self._stopped:
             peer.task = self._loop.create_task(self._dial(life, peer))
 
     def _note(self, peer: _Peer, sign: PeerState) -> None:

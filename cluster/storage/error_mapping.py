@@ -73,6 +73,8 @@ def in_our_words(error: Exception, url: str, key: str) -> GpuctlError:
         )
     if number in _FULL or status == 507 or code in _NO_ROOM:
         return StoreUnavailable(f"the bucket {bucket} is full: {why}", "free some space there")
+    if code == "RequestTimeTooSkewed":
+        return StoreError(f"the bucket {bucket} refuses {key!r}: {why}", "set this machine's clock")
     if _is_permission(error) or status in (401, 403) or number in _FORBIDDEN:
         return StoreError(f"the bucket {bucket} refuses {key!r}: {why}", "check its credentials and its policy")
     if "redirect without LOCATION" in text:

@@ -47,6 +47,9 @@ class Network:
         self._holders: list[subprocess.Popen[bytes]] = []
         self.at_switch("ip", "link", "set", "lo", "up")
         self.at_switch("ip", "link", "add", "switch", "type", "bridge")
+        # Of its own: one that it takes from its ports changes as they come, and a machine that knows the old one does
+        # not reach the switch for a minute.
+        self.at_switch("ip", "link", "set", "switch", "address", "02:00:00:00:00:01")
         self.at_switch("ip", "addr", "add", f"{SWITCH}/24", "dev", "switch")
         self.at_switch("ip", "link", "set", "switch", "up")
 
@@ -82,6 +85,13 @@ class Network:
         for command, device, end in ((self._at_switch, f"port{number}", "src"), (self.inside(number), "eth0", "dst")):
             for rule in _slowed(device, end, mbit_per_s):
                 subprocess.run([*command, "tc", *rule.split()], check=True)
+
+    def hide_switch(self) -> None:
+        """Servers at the switch are away: nothing that is sent to them arrives. The machines still reach each other."""
+        self.at_switch("ip", "addr", "del", f"{SWITCH}/24", "dev", "switch")
+
+    def show_switch(self) -> None:
+        self.at_switch("ip", "addr", "add", f"{SWITCH}/24", "dev", "switch")
 
     def mend(self, number: int) -> None:
         self.at_switch("ip", "link", "set", f"port{number}", "up")

@@ -1,4 +1,4 @@
-"""The ``cluster`` fixture; whatever a test leaves running is ended."""
+"""A cluster, or machines on a network of their own with a bucket at the switch; what a test leaves running is ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.network import Network, entering, namespace, s3_bucket
 from tests.e2e.machine import Cluster
 
 
@@ -17,3 +18,21 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture
+def switch() -> Iterator[Network]:
+    """Network namespaces need root: see ``network.is_possible``."""
+    holder = namespace()
+    net = Network(entering(holder))
+    yield net
+    net.close()
+    holder.kill()
+    holder.wait()
+
+
+@pytest.fixture
+def bucket(switch: Network) -> Iterator[str]:
+    """URL of a bucket on a real S3 server at the switch."""
+    with s3_bucket(switch._at_switch) as url:
+        yield url

@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from gpuctl.stacks.providers import processes
-from tests.bench.network import Network, entering, is_possible, namespace, s3_bucket
+from tests.bench.network import Network, is_possible
 from tests.paths import ROOT
 from tests.waiting import PATIENCE_S, until
 
@@ -125,22 +125,6 @@ class Pods:
     def end(self) -> None:
         for number in [*self._pods]:
             self.lose(number)
-
-
-@pytest.fixture
-def switch() -> Iterator[Network]:
-    holder = namespace()
-    net = Network(entering(holder))
-    yield net
-    net.close()
-    holder.kill()
-    holder.wait()
-
-
-@pytest.fixture
-def bucket(switch: Network) -> Iterator[str]:
-    with s3_bucket(switch._at_switch) as url:
-        yield url
 
 
 def container(manifest: str) -> dict[str, Any]:
@@ -276,3 +260,36 @@ print(heard.decode(errors="replace"))
     said = [pod.communicate(timeout=PATIENCE_S)[0] for pod in pods]
     assert sorted(said) == ["0\n", "1\n", "2\n"]
     assert [pod.returncode for pod in pods] == [0, 0, 0]
+
+
+def test_an_address_that_the_others_do_not_reach_is_told_to_all_with_those_that_there_are(
+    switch: Network, bucket: str
+) -> None:
+    """As that of Docker's own network, of a pod or of rank 0."""
+    machines = [switch.add() for _ in range(3)]
+    for machine, number in ((machines[0], 1), (machines[1], 2)):
+        for command in (
+            "link add docker0 type bridge",
+            f"addr add 172.17.0.{number}/16 dev docker0",
+            "link set docker0 up",
+        ):
+            subprocess.run([*switch.inside(machine), "ip", *command.split()], check=True)
+    line = [sys.executable, "-m", "gpuctl.cli.main", "mingle", "--id", "exp1", "--nodes", "4", "--bucket", bucket]
+    pods = []
+    for machine, interface in ((machines[0], "docker0"), (machines[1], "docker0"), (machines[2], "eth0")):
+        command = [*switch.inside(machine), *line, "--interface", interface]
+        pods.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+    try:
+        for pod in pods:
+            said = ""
+            while not all(f"cannot be reached at 172.17.0.{number}, port " in said for number in (1, 2)):
+                assert pod.stderr is not None
+                line_ = pod.stderr.readline()
+                assert line_, said
+                said += line_
+            assert "(10.77.0." in said.partition("it has ")[2]
+            assert "choose one there with --interface" in said
+    finally:
+        for pod in pods:
+            pod.send_signal(signal.SIGINT)
+            assert pod.wait(PATIENCE_S) == 130

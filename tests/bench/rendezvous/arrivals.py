@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +17,7 @@ from tests.bench.network import Network
 from tests.bench.rendezvous.pods import pods
 from tests.bench.steplog import spread
 from tests.bench.table import Row
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 ORDER_BAR_S = 2.0
 MANY_BAR_S = 5.0
@@ -48,13 +47,17 @@ def orders(net: Network, url: str, root: Path, runs: int) -> Row:
 
 
 def many(url: str, runs: int) -> Row:
-    """Nodes as threads of one process: seconds from the last one's arrival to all of them knowing the round, and
-    requests of the bucket a node."""
-    largest = [_meeting(url, f"many-{_MANY[-1]}-{run}", _MANY[-1]) for run in range(runs)]
-    smaller = {size: _meeting(url, f"many-{size}", size) for size in _MANY[:-1]}
-    per_node = {size: requests / size for size, (_, requests) in {**smaller, _MANY[-1]: largest[0]}.items()}
+    """Nodes as threads of one process: seconds from the last one's arrival, when all others wait, to all of them
+    knowing the round, and requests of the bucket a node."""
+    seconds: list[float] = []
+    per_node: dict[int, float] = {}
+    for number, size in enumerate([*_MANY, *[_MANY[-1]] * (runs - 1)]):
+        meeting = _Meeting(url, f"many-{number}", size)
+        took = meeting.complete()
+        per_node.setdefault(size, meeting.requests / size)
+        if size == _MANY[-1]:
+            seconds.append(took)
     growth = per_node[_MANY[-1]] / per_node[_MANY[0]]
-    seconds = [s for s, _ in largest]
     rates = ", ".join(f"{size}: {rate:.1f}" for size, rate in per_node.items())
     note = f"{spread(seconds)} in {runs} runs; requests a node at N = {rates} (x {growth:.2f})"
     met = max(seconds) <= MANY_BAR_S and growth <= GROWTH_BAR
@@ -63,41 +66,55 @@ def many(url: str, runs: int) -> Row:
 
 
 def side_by_side(url: str, runs: int) -> Row:
-    """Eight IDs in one bucket, four nodes each, as threads: the slowest run's seconds over those of one run alone."""
-    alone = [_meeting(url, f"alone-{run}", 4)[0] for run in range(runs)]
-    together: list[float] = []
+    """Four nodes of an ID of which the last one comes, as threads: its seconds while seven other IDs wait in the same
+    bucket, and meet one after the other, over those of an ID that is alone in it."""
+    alone = [_Meeting(url, f"alone-{run}", 4).complete() for run in range(runs)]
+    beside: list[float] = []
     for run in range(runs):
-        with ThreadPoolExecutor(_IDS) as pool:
-            meetings = [pool.submit(_meeting, url, f"side-{run}-{one}", 4) for one in range(_IDS)]
-            together.append(max(meeting.result()[0] for meeting in meetings))
-    ratio = median(together) / median(alone)
-    note = f"alone {spread(alone)}, the slowest of {_IDS} {spread(together)} in {runs} runs"
+        meetings = [_Meeting(url, f"side-{run}-{one}", 4) for one in range(_IDS)]
+        beside += [meeting.complete() for meeting in meetings]
+    ratio = median(beside) / median(alone)
+    note = f"alone {spread(alone)} s, one of {_IDS} {spread(beside)} s, {runs} runs"
     bar = f"<= {_SIDE_BY_SIDE_BAR:g} x"
-    row = (median(together), median(alone), "s", bar, ratio <= _SIDE_BY_SIDE_BAR, note)
-    return Row(f"mingle_{_IDS}_ids", *row)
+    return Row(f"mingle_{_IDS}_ids", median(beside), median(alone), "s", bar, ratio <= _SIDE_BY_SIDE_BAR, note)
 
 
-def _meeting(url: str, run: str, nodes: int) -> tuple[float, int]:
-    """Seconds after the last one's arrival, and requests of all of them together."""
-    counts: Counter[str] = Counter()
-    last = 0.0
-    known: list[float] = []
+class _Meeting:
+    """All nodes of a run but the last, which wait for it and know of each other."""
 
-    def come(number: int) -> None:
-        request = RunRequest(run, nodes, nodes, host=f"h{number}")
-        bucket = _counted(open_bucket(url), counts)
-        meet(bucket, request, Attendee(request.host, "127.0.0.1"), PATIENCE_S, lambda _: None)
-        known.append(time.monotonic())
+    def __init__(self, url: str, run: str, nodes: int) -> None:
+        self._url, self._run, self._nodes = url, run, nodes
+        self._counts: Counter[str] = Counter()
+        self._known: list[float] = []
+        self._waiting: set[int] = set()
+        self._threads = [threading.Thread(target=self._come, args=(number,)) for number in range(nodes)]
+        for thread in self._threads[:-1]:
+            thread.start()
+        until(lambda: len(self._waiting) == nodes - 1, f"{nodes - 1} nodes to wait")
 
-    threads = [threading.Thread(target=come, args=(number,)) for number in range(nodes)]
-    for thread in threads[:-1]:
-        thread.start()
-    time.sleep(1.0)  # so that the last one comes last
-    last = time.monotonic()
-    threads[-1].start()
-    for thread in threads:
-        thread.join()
-    return max(known) - last, counts.total()
+    @property
+    def requests(self) -> int:
+        """Of all of them together."""
+        return self._counts.total()
+
+    def complete(self) -> float:
+        """The last one comes; returns how many seconds later all of them know the round."""
+        at = time.monotonic()
+        self._threads[-1].start()
+        for thread in self._threads:
+            thread.join()
+        return max(self._known) - at
+
+    def _come(self, number: int) -> None:
+        request = RunRequest(self._run, self._nodes, self._nodes, host=f"h{number}")
+        bucket = _counted(open_bucket(self._url), self._counts)
+
+        def say(line: str) -> None:
+            if line.startswith(f"{self._nodes - 1} of {self._nodes} are here"):
+                self._waiting.add(number)
+
+        meet(bucket, request, Attendee(request.host, "127.0.0.1"), PATIENCE_S, say)
+        self._known.append(time.monotonic())
 
 
 def _counted(bucket: Bucket, counts: Counter[str]) -> Bucket:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 import threading
 import time
 from collections import Counter
@@ -11,11 +13,11 @@ import pytest
 
 from gpuctl.bootstrap.rendezvous import participant
 from gpuctl.bootstrap.rendezvous.command import Meeting
-from gpuctl.bootstrap.rendezvous.participant import Attendee, Participant
+from gpuctl.bootstrap.rendezvous.participant import Attendee, Begin, Participant
 from gpuctl.bootstrap.rendezvous.runs import RunRequest, join
 from gpuctl.cluster.clock import SystemClock
-from gpuctl.cluster.records.rounds import Round
 from gpuctl.cluster.storage.bucket import open_bucket
+from tests.bootstrap.rendezvous.meeting import Task
 from tests.fakes.faults import Proxy
 from tests.fakes.stores import s3
 from tests.waiting import until
@@ -35,10 +37,13 @@ def proxy(s3_endpoint: str) -> Iterator[Proxy]:
 class Waiting:
     """Nodes that wait for one more than there are. ``minute`` is a minute of each, without the waiting."""
 
-    def __init__(self, proxy: Proxy, endpoint: str, nodes: int) -> None:
+    def __init__(self, proxy: Proxy, endpoint: str, nodes: int, begin: Begin | None = None) -> None:
+        """``begin``: what they do in a round; by default nothing, which ends at once."""
         self.proxy = proxy
-        s3.create(endpoint, f"waiting-{nodes}")
-        self.url = s3.url(proxy.url, f"waiting-{nodes}")
+        self._begin = begin or (lambda round_, rank, _: Meeting(round_, rank, SystemClock()))
+        bucket = f"waiting-{secrets.token_hex(4)}"
+        s3.create(endpoint, bucket)
+        self.url = s3.url(proxy.url, bucket)
         self.nodes = [self.come(nodes + 1, number) for number in range(nodes)]
         for node in self.nodes * 3:  # they have met
             turn(node)
@@ -47,11 +52,7 @@ class Waiting:
     def come(self, size: int, number: int) -> Participant:
         clock = SystemClock()
         run = join(open_bucket(self.url), RunRequest("exp1", size, size), clock, lambda _: None)
-
-        def begin(round_: Round, rank: int, on_end: object) -> Meeting:  # noqa: ARG001
-            return Meeting(round_, rank, clock)
-
-        node = Participant(run, Attendee(f"h{number}", "127.0.0.1"), begin, clock, lambda _: None)
+        node = Participant(run, Attendee(f"h{number}", "127.0.0.1"), self._begin, clock, lambda _: None)
         node.arrive()
         return node
 
@@ -107,14 +108,26 @@ def test_an_hour_of_waiting_costs_less_than_a_cent_and_requests_grow_as_the_node
         assert _usd_an_hour(of_follower) < 0.005
 
 
+def test_a_node_that_waits_beats_seldom_and_one_that_works_every_second(proxy: Proxy, s3_endpoint: str) -> None:
+    waiting = Waiting(proxy, s3_endpoint, 1, begin=lambda round_, rank, on_end: Task(round_, rank, on_end))
+    (node,) = waiting.nodes
+    assert (node._heartbeat._every_s, node._record().lease_s) == (10.0, 30.0)
+    other = waiting.come(2, 1)
+    until(lambda: [turn(one).work for one in (other, node)][1], "a round")
+    assert (node._heartbeat._every_s, node._record().lease_s) == (1.0, 0.0)
+    since = len(proxy.seen)
+    beat = f"PUT .*/nodes/{node.node}"
+    until(lambda: len([seen for seen in proxy.seen[since:] if re.match(beat, seen)]) >= 3, "beats, by themselves")
+    other.leave()
+    waiting.leave()
+
+
 def test_who_comes_is_known_at_once_although_nodes_that_wait_look_seldom(
     proxy: Proxy, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(participant, "_WAITING_BEAT_S", 1000.0)  # whoever waits for a beat waits for ever
     monkeypatch.setattr(participant, "_WAITING_LEASE_S", 3000.0)
-    s3.create(s3_endpoint, "quick")
-    waiting = Waiting.__new__(Waiting)
-    waiting.url = s3.url(proxy.url, "quick")
+    waiting = Waiting(proxy, s3_endpoint, 0)
     over = threading.Event()
     threads = []
     nodes: list[Participant] = []

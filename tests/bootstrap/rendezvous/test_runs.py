@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuctl.bootstrap.rendezvous import runs
 from gpuctl.bootstrap.rendezvous.runs import Run, RunRequest, join
 from gpuctl.cluster import layout
 from gpuctl.cluster.clock import SystemClock
@@ -43,26 +44,26 @@ def test_the_first_begins_the_run_and_the_others_find_it_with_its_key(bucket: Bu
 
 
 def test_of_many_that_come_first_at_once_one_begins_the_run(bucket: Bucket) -> None:
-    runs: list[Run] = []
-    threads = [threading.Thread(target=lambda: runs.append(joined(bucket))) for _ in range(8)]
+    found: list[Run] = []
+    threads = [threading.Thread(target=lambda: found.append(joined(bucket))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {(run.number, run.spec.key) for run in runs} == {(1, runs[0].spec.key)}
-    assert len(runs) == 8
+    assert {(run.number, run.spec.key) for run in found} == {(1, found[0].spec.key)}
+    assert len(found) == 8
 
 
 def test_an_id_that_is_used_again_is_a_new_run_and_the_last_but_one_is_cleared_away(bucket: Bucket) -> None:
-    runs = []
+    used = []
     for size in (2, 3, 2):
-        runs.append(joined(bucket, RunRequest("exp1", size, size)))
-        end(runs[-1])
-    assert [run.number for run in runs] == [1, 2, 3]
-    assert len({run.spec.key for run in runs}) == 3
+        used.append(joined(bucket, RunRequest("exp1", size, size)))
+        end(used[-1])
+    assert [run.number for run in used] == [1, 2, 3]
+    assert len({run.spec.key for run in used}) == 3
     assert bucket.list(layout.run("exp1", 1)) == []
     assert bucket.list(layout.run("exp1", 2)) != []
-    assert [run.name for run in runs] == ["exp1", "exp1 (run 2)", "exp1 (run 3)"]
+    assert [run.name for run in used] == ["exp1", "exp1 (run 2)", "exp1 (run 3)"]
 
 
 def test_a_run_whose_nodes_have_all_gone_goes_on_if_it_is_asked_for_as_it_was(bucket: Bucket) -> None:
@@ -91,6 +92,17 @@ def test_a_run_that_nobody_is_in_any_more_gives_way_to_one_of_another_size(bucke
     later = joined(bucket, THREE)
     assert (later.number, later.spec.nodes_max) == (2, 3)
     assert queue.outcome(run.store, run.id) is not None
+
+
+def test_a_run_whose_first_node_died_as_it_began_it_has_its_job_all_the_same(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "_submit", lambda _: None)
+        joined(bucket)
+    run = joined(bucket)
+    assert run.number == 1
+    assert queue.find(run.store, "exp1").nodes_max == 2
 
 
 @pytest.mark.parametrize(

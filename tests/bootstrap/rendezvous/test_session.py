@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpuctl.bootstrap.rendezvous.mingle import checked_rank, meet, mingle
-from gpuctl.bootstrap.rendezvous.participant import Attendee
-from gpuctl.bootstrap.rendezvous.placement import Placement
-from gpuctl.bootstrap.rendezvous.runs import RunRequest
-from gpuctl.bootstrap.rendezvous.session import NotAllHere, Session
-from gpuctl.cluster import layout
-from gpuctl.cluster.clock import SystemClock
+from gpuctl.bootstrap.rendezvous import session
+from gpuctl.bootstrap.rendezvous.mingle import checked_rank, mingle
+from gpuctl.bootstrap.rendezvous.session import NotAllHere
 from gpuctl.cluster.errors import BadInput, GpuctlError
-from gpuctl.cluster.records.rounds import JobOutcome, NodeExit, Round
-from gpuctl.cluster.storage.bucket import open_bucket
+from gpuctl.cluster.records.rounds import Round
+from tests.bootstrap.rendezvous.meeting import Node, Place, met
 from tests.waiting import PATIENCE_S, until
-
-
-class Place:
-    """Where nodes meet. Each has an address of its own, and what it says is kept."""
-
-    def __init__(self, url: str) -> None:
-        self.bucket = open_bucket(url)
-        self._pool = ThreadPoolExecutor(16)
-        self.said: dict[str, list[str]] = {}
-
-    def comes(
-        self, host: str, size: int, *, run: str = "exp1", rank: int | None = None, timeout_s: float = PATIENCE_S
-    ) -> Future[Placement]:
-        said = self.said.setdefault(host, [])
-        request = RunRequest(run, size, size, host=host)
-        attendee = Attendee(host, f"127.0.0.{10 + int(host[1:])}", rank)
-        return self._pool.submit(meet, self.bucket, request, attendee, timeout_s, said.append)
-
-    def wait_for(self, host: str, words: str) -> str:
-        """The first line that this host says with these words in it."""
-        return until(lambda: next((line for line in self.said.get(host, []) if words in line), None), words)
-
-    def nodes(self, run: str = "exp1") -> list[str]:
-        return [entry.key for entry in self.bucket.list(f"{layout.MINGLE}/{run}") if "/nodes/" in entry.key]
 
 
 @pytest.fixture
 def place(file_url: str) -> Place:
     return Place(file_url)
-
-
-def met(*nodes: Future[Placement]) -> list[Placement]:
-    """All of them, by rank; they have been told the same."""
-    found = sorted((node.result(PATIENCE_S) for node in nodes), key=lambda one: one.rank)
-    assert [one.rank for one in found] == list(range(len(nodes)))
-    assert len({(one.master_address, one.master_port, one.nodes, one.round, one.world_size) for one in found}) == 1
-    assert found[0].world_size == len(nodes)
-    assert found[0].master_address == found[0].local_address
-    return found
 
 
 def test_whoever_comes_first_waits_and_all_learn_the_same(place: Place) -> None:
@@ -77,6 +38,22 @@ def test_chosen_ranks_are_given_and_the_others_fill_the_gaps(place: Place) -> No
     found = met(*rank0_comes_last, place.comes("h0", 4, rank=0))
     assert [name[:2] for name in found[0].nodes][::3] == ["h0", "h3"]
     assert found[1].master_address == "127.0.0.10"
+
+
+def test_clocks_that_are_off_by_an_hour_do_not_matter(place: Place) -> None:
+    nodes = [Node(place, f"h{number}", (3, 3), ahead_s=ahead) for number, ahead in enumerate((-3600.0, 0.0, 3600.0))]
+    for node in nodes:
+        node.in_round(1, 3)
+    late = Node(place, "h3", (3, 3), ahead_s=7200.0)
+    late.says("a spare beside 3")
+    for node in nodes:
+        node.tasks[-1].ends()
+    for node in nodes:
+        outcome = node.ended.result(PATIENCE_S)
+        assert outcome is not None
+        assert outcome.result == "succeeded"
+    late.session.take_notice(20.0, "test")
+    assert late.ended.result(PATIENCE_S) is None
 
 
 def test_a_rank_that_two_have_chosen_is_told_to_all_with_both_hosts(place: Place) -> None:
@@ -118,72 +95,6 @@ def test_a_run_in_use_is_refused_to_who_comes_with_another_number(place: Place) 
     met(waiting, place.comes("h3", 2))
 
 
-class Task:
-    """What a node does in a round, until it is told how that ends. See ``reconcile.Work``."""
-
-    def __init__(self, round_: Round, rank: int, on_end: Callable[[], None]) -> None:
-        self.round, self.rank, self._on_end = round_, rank, on_end
-        self.exit: NodeExit | None = None
-
-    def ends(self, status: str = "completed") -> None:
-        if self.exit is None:
-            member = self.round.members[self.rank]
-            self.exit = NodeExit(
-                job=self.round.job,
-                round=self.round.number,
-                node=member.node,
-                incarnation=member.incarnation,
-                status=status,  # type: ignore[arg-type]
-            )
-            self._on_end()
-
-    def is_of(self, round_: Round) -> bool:
-        return (round_.job, round_.number) == (self.round.job, self.round.number)
-
-    def ask_to_stop(self, round_: Round) -> None:  # noqa: ARG002
-        self.ends("drained")
-
-    def kill(self) -> None:
-        self.ends("stopped")
-
-    def send_last_words(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class Node:
-    """A node whose rounds the test ends."""
-
-    def __init__(self, place: Place, host: str, size: tuple[int, int]) -> None:
-        self.tasks: list[Task] = []
-        self.said: list[str] = []
-        request = RunRequest("exp1", *size, host=host)
-        attendee = Attendee(host, f"127.0.0.{10 + int(host[1:])}")
-        self.session = Session(place.bucket, request, attendee, self._begin, SystemClock(), self.said.append)
-        self.ended: Future[JobOutcome | None] = Future()
-        threading.Thread(target=self._stay, daemon=True).start()
-
-    def _begin(self, round_: Round, rank: int, on_end: Callable[[], None]) -> Task:
-        self.tasks.append(Task(round_, rank, on_end))
-        return self.tasks[-1]
-
-    def _stay(self) -> None:
-        try:
-            self.ended.set_result(self.session.stay())
-        except BaseException as error:  # noqa: BLE001 - for whoever asks
-            self.ended.set_exception(error)
-
-    def in_round(self, number: int, size: int) -> Task:
-        """Its part in that round, or a later one, of so many nodes."""
-
-        def found() -> Task | None:
-            task = self.tasks[-1] if self.tasks else None
-            fits = task is not None and task.round.number >= number and len(task.round.members) == size
-            return task if fits else None
-
-        return until(found, f"round {number} of {size} nodes")
-
-
 def test_a_node_that_comes_later_joins_and_one_that_leaves_ends_no_run(place: Place) -> None:
     a, b = Node(place, "h1", (2, 3)), Node(place, "h2", (2, 3))
     first = a.in_round(1, 2)
@@ -209,7 +120,7 @@ def test_one_too_many_waits_as_a_spare_and_takes_the_place_of_one_that_leaves(pl
     a, b = Node(place, "h1", (2, 2)), Node(place, "h2", (2, 2))
     a.in_round(1, 2)
     spare = Node(place, "h3", (2, 2))
-    until(lambda: any("a spare beside 2" in line for line in spare.said), "it to be told")
+    spare.says("a spare beside 2")
     b.session.take_notice(20.0, "test")
     assert b.ended.result(PATIENCE_S) is None
     for node in (a, spare):
@@ -221,7 +132,7 @@ def test_one_too_many_waits_as_a_spare_and_takes_the_place_of_one_that_leaves(pl
 
 def test_a_waiting_node_that_is_asked_to_leave_is_gone_at_once_and_the_others_are_told(place: Place) -> None:
     a, b = Node(place, "h1", (3, 3)), Node(place, "h2", (3, 3))
-    until(lambda: any("2 of 3 are here" in line for line in b.said), "both to have met")
+    b.says("2 of 3 are here")
     a.session.take_notice(20.0, "test")
     assert a.ended.result(PATIENCE_S) is None
     until(lambda: any(line.startswith("1 of 3 are here: h2-") for line in b.said), "the other to be told")
@@ -233,6 +144,56 @@ def test_a_waiting_node_that_is_asked_to_leave_is_gone_at_once_and_the_others_ar
     assert c.in_round(1, 1)
     c.tasks[-1].ends()
     assert c.ended.result(PATIENCE_S) is not None
+
+
+def test_a_spare_of_a_run_that_has_ended_is_in_the_next(place: Place) -> None:
+    a = Node(place, "h1", (1, 1))
+    a.in_round(1, 1)
+    spare = Node(place, "h2", (1, 1))
+    spare.says("a spare beside 1")
+    a.tasks[-1].ends()
+    assert a.ended.result(PATIENCE_S) is not None
+    spare.in_round(1, 1)
+    assert any("exp1 ended as this node came; this is the next run" in line for line in spare.said)
+    spare.tasks[-1].ends()
+    assert spare.ended.result(PATIENCE_S) is not None
+
+
+def test_rank_0_can_listen_at_the_port_that_all_are_told(place: Place) -> None:
+    heard: list[socket.socket] = []
+
+    def listen(round_: Round, rank: int) -> None:
+        if rank == 0:
+            heard.append(socket.create_server((round_.master_address, round_.master_port)))
+
+    nodes = [Node(place, host, (2, 2), at_start=listen) for host in ("h1", "h2")]
+    for node in nodes:
+        node.in_round(1, 2).ends()
+    for node in nodes:
+        assert node.ended.result(PATIENCE_S) is not None
+    assert len(heard) == 1
+    heard[0].close()
+
+
+def test_a_rank_that_somebody_holds_in_a_round_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A while later: what holds it may be an earlier life of the node that comes."""
+    monkeypatch.setattr(session, "_CLASH_S", 0.5)
+    a = Node(place, "h1", (1, 1), rank=0)
+    a.in_round(1, 1)
+    late = Node(place, "h2", (1, 1), rank=0)
+    with pytest.raises(BadInput, match=r"rank 0 of exp1 is taken by h1-\w+ \(127.0.0.11\); choose another --rank"):
+        late.ended.result(PATIENCE_S)
+    a.tasks[-1].ends()
+    assert a.ended.result(PATIENCE_S) is not None
+
+
+def test_the_time_to_wait_is_not_that_to_work(place: Place) -> None:
+    a = Node(place, "h1", (1, 1), timeout_s=0.5)
+    a.in_round(1, 1)
+    with pytest.raises(TimeoutError):
+        a.ended.result(2.0)  # longer than it may wait
+    a.tasks[-1].ends()
+    assert a.ended.result(PATIENCE_S) is not None
 
 
 def test_the_public_call_meets_others_and_takes_the_bucket_from_the_environment(

@@ -356,6 +356,12 @@ def test_wrong_credentials_are_told_in_one_line(request: pytest.FixtureRequest, 
         assert "YWFhYQ" not in str(caught.value)
 
 
+def test_a_clock_that_is_off_is_told(proxy: Proxy, bucket: Bucket) -> None:
+    proxy.plan("refuse", "PUT", status=403, code="RequestTimeTooSkewed")
+    with pytest.raises(StoreError, match=r"refuses 'k': RequestTimeTooSkewed.*; set this machine's clock"):
+        bucket.put("k", b"1")
+
+
 def test_credentials_that_may_not_delete_on_azure_are_told(azurite_endpoint: str) -> None:
     """Azure answers to a batch of one, and what it says of that one stands within."""
     name = f"bucket-{uuid.uuid4().hex}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fakes.faults import Proxy
 from tests.waiting import PATIENCE_S, until
 
 
@@ -24,8 +24,10 @@ class Shells:
         self.folder = folder
         self._all: list[subprocess.Popen[str]] = []
 
-    def mingle(self, *args: str, run: str = "exp1", address: int = 1) -> subprocess.Popen[str]:
-        where = ["--bucket", f"file://{self.folder}/b", "--address", f"127.0.0.{address}"]
+    def mingle(
+        self, *args: str, run: str = "exp1", address: int = 1, bucket: str | None = None
+    ) -> subprocess.Popen[str]:
+        where = ["--bucket", bucket or f"file://{self.folder}/b", "--address", f"127.0.0.{address}"]
         self._all.append(
             subprocess.Popen(
                 [sys.executable, "-m", "gpuctl.cli.main", "mingle", "--id", run, *where, *args],
@@ -188,21 +190,19 @@ def test_a_node_that_is_killed_leaves_no_command_and_ends_no_run(shells: Shells)
     assert " lost)" in err
 
 
-def test_an_address_that_rank_0_cannot_reach_is_told_with_those_that_there_are(shells: Shells) -> None:
-    """It is this machine's, and a firewall is in between: nobody but itself may come to it."""
-    from gpuctl.bootstrap.rendezvous.reach import ReachWatch, write_interfaces
-    from gpuctl.cluster.records.nodes import NodeRecord
-    from gpuctl.cluster.storage.bucket import open_bucket
+def test_a_bucket_that_lets_everybody_win_is_refused(shells: Shells, s3_url: str, s3_endpoint: str) -> None:
+    with Proxy(s3_endpoint, strip=["If-None-Match"]).running() as proxy:
+        node = shells.mingle("--nodes", "2", bucket=s3_url.replace(s3_endpoint, proxy.url))
+        ((code, out, err),) = ended(node)
+    assert (code, out) == (1, "")
+    assert "ignores create-only puts" in err
+    assert len(err.splitlines()) == 1
 
-    store, news = open_bucket(f"file://{shells.folder}/b"), []
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    record = NodeRecord(node="b", incarnation="1", beat=1, address="127.0.0.1", port=port, host="pod-b")
-    write_interfaces(store, record)
-    watch = ReachWatch(store, "a", lambda: news.append(1))
-    told = until(lambda: watch.trouble({"b": record}), "what cannot be reached")
-    assert told.startswith(f"pod-b cannot be reached at 127.0.0.1, port {port} (refused); it has ")
-    assert "lo (127.0.0.1)" in told
-    assert told.endswith(": choose one there with --interface")
-    assert news == [1]
-    assert watch.trouble({}) == "", "not of one that has left"
+
+def test_a_bucket_that_is_not_there_is_told_at_once(shells: Shells, s3_url: str) -> None:
+    address, _, options = s3_url.partition("?")
+    node = shells.mingle("--nodes", "2", bucket=f"{address.rpartition('/')[0]}-gone/x?{options}")
+    ((code, out, err),) = ended(node)
+    assert (code, out) == (1, "")
+    assert "-gone" in err
+    assert len(err.splitlines()) == 1
