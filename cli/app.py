@@ -137,7 +137,10 @@ def _of_this_machine(error: OSError) -> str | None:
 def _usage(error: Any, args: Sequence[str]) -> str:
     """Typer's complaint as one of our lines."""
     message = " ".join(error.format_message().split()).rstrip(".")
-    command = error.ctx.command_path if error.ctx is not None else "gpuctl"
+    if error.ctx is not None:
+        command = error.ctx.command_path
+    else:  # as of a flag without its value
+        command = " ".join(["gpuctl", *(word for word in args[:1] if not word.startswith("-"))])
     if args[:1] == ["train"] and message.startswith("No such option"):
         what = message.partition(" (")[0]
         return f"{what}; the script's own arguments go after `--`: gpuctl train script.py -- --lr 0.1"

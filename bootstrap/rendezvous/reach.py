@@ -16,8 +16,8 @@ from gpuctl.cluster.records.codec import decode, encode
 from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.storage.bucket import Bucket
 
-
 _AGAIN_S = 10.0
+"""Between two looks at what could not be reached."""
 
 
 class ReachWatch:
