@@ -28,6 +28,8 @@ _KEPT = {
 _KEPT_PREFIXES = ("COVERAGE_", "CUDA_", "GPUCTL_TEST_", "NVIDIA_", "PIP_", "PYTEST_")
 CACHE = "GPUCTL_TEST_CACHE"
 """Variable: the folder with what tests need and is made once, as ``.ci/install-azurite`` and ``tests/machines`` do."""
+_OTHER_CODE = "GPUCTL_TEST_PYTHONPATH"
+"""Variable: of another tree whose code the tests' own processes are to run, as ``tools/mutate.py`` has one."""
 _SET = {
     "AWS_CONFIG_FILE": os.devnull,
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -62,6 +64,8 @@ def of(found: Mapping[str, str]) -> dict[str, str]:
     cache = Path(found.get("XDG_CACHE_HOME") or home / ".cache")
     kept.setdefault(CACHE, str(cache / "gpuctl-tests"))
     kept.setdefault("PIP_CACHE_DIR", str(cache / "pip"))
+    if _OTHER_CODE in kept:
+        kept["PYTHONPATH"] = kept[_OTHER_CODE]
     settings = Path(found.get("XDG_CONFIG_HOME") or home / ".config") / "pip" / "pip.conf"
     if settings.exists():  # it may name the index
         kept.setdefault("PIP_CONFIG_FILE", str(settings))

@@ -178,7 +178,8 @@ class Copy:
     def test(self, tests: Sequence[str], *, limit_s: float | None, more: Sequence[str]) -> tuple[int, str]:
         """Pytest's exit code, and what it printed. One that does not end within ``limit_s`` has found the bug (1)."""
         command = [sys.executable, "-m", "pytest", "-m", "", f"--timeout={_TEST_S}", *more, *tests]
-        env = {**os.environ, "PYTHONPATH": f"{self._folder / 'src'}{os.pathsep}{self._folder}"}
+        path = f"{self._folder / 'src'}{os.pathsep}{self._folder}"
+        env = {**os.environ, "PYTHONPATH": path, "GPUCTL_TEST_PYTHONPATH": path}  # of pytest, and of what tests start
         with tempfile.TemporaryFile() as out:
             with subprocess.Popen(
                 command, cwd=self._folder, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True

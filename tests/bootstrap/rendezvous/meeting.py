@@ -137,6 +137,7 @@ class Node:
         """Its part in that round, or a later one, of so many nodes."""
 
         def found() -> Task | None:
+            assert not self.ended.done(), self.ended.exception() or "it has left"
             task = self.tasks[-1] if self.tasks else None
             fits = task is not None and task.round.number >= number and len(task.round.members) == size
             return task if fits else None

@@ -132,7 +132,12 @@ folder = Path(sys.argv[1])
 Shell(sys.argv[2], folder)
 input()
 """
-START = 'sleep 1000 & echo $! > "$FOLDER/near"; setsid sleep 1000 & echo $! > "$FOLDER/far"; touch "$FOLDER/up"; '
+START = """
+sleep 1000 & echo $! > "$FOLDER/near"
+setsid sh -c 'echo $$ > "$FOLDER/far.new"; mv "$FOLDER/far.new" "$FOLDER/far"; exec sleep 1000' &
+until [ -e "$FOLDER/far" ]; do sleep 0.01; done
+touch "$FOLDER/up"
+"""
 
 
 def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:

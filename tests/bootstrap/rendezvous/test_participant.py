@@ -49,9 +49,9 @@ class Waiting:
             turn(node)
         until(lambda: all(len(turn(node).here) == nodes for node in self.nodes), "all to know of each other")
 
-    def come(self, size: int, number: int) -> Participant:
+    def come(self, size: int, number: int, least: int | None = None) -> Participant:
         clock = SystemClock()
-        run = join(open_bucket(self.url), RunRequest("exp1", size, size), clock, lambda _: None)
+        run = join(open_bucket(self.url), RunRequest("exp1", least or size, size), clock, lambda _: None)
         node = Participant(run, Attendee(f"h{number}", "127.0.0.1"), self._begin, clock, lambda _: None)
         node.arrive()
         return node
@@ -122,8 +122,9 @@ def test_a_node_that_waits_beats_seldom_and_one_that_works_every_second(proxy: P
     waiting.leave()
 
 
+@pytest.mark.parametrize("room", [0, 1], ids=["all have come", "one more could come"])
 def test_who_comes_is_known_at_once_although_nodes_that_wait_look_seldom(
-    proxy: Proxy, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     monkeypatch.setattr(participant, "_WAITING_BEAT_S", 1000.0)  # whoever waits for a beat waits for ever
     monkeypatch.setattr(participant, "_WAITING_LEASE_S", 3000.0)
@@ -137,7 +138,7 @@ def test_who_comes_is_known_at_once_although_nodes_that_wait_look_seldom(
             node.turn(at_most_s=1000.0)
 
     for number in range(3):
-        node = waiting.come(3, number)
+        node = waiting.come(3 + room, number, least=3)
         nodes.append(node)
         threads.append(threading.Thread(target=stay, args=(node,), daemon=True))
         threads[-1].start()

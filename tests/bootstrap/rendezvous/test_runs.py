@@ -56,7 +56,7 @@ def test_of_many_that_come_first_at_once_one_begins_the_run(bucket: Bucket) -> N
 
 def test_an_id_that_is_used_again_is_a_new_run_and_the_last_but_one_is_cleared_away(bucket: Bucket) -> None:
     used = []
-    for size in (2, 3, 2):
+    for size in (2, 2, 3):
         used.append(joined(bucket, RunRequest("exp1", size, size)))
         end(used[-1])
     assert [run.number for run in used] == [1, 2, 3]
