@@ -50,8 +50,13 @@ class Heartbeat:
 
     def end(self) -> None:
         """The last beat has been sent when this returns: nothing overwrites what is said of the node from now on."""
+        self.end_soon()
         with self._lock:
-            self._ended = True
+            pass
+
+    def end_soon(self) -> None:
+        """None is sent from now on but one that is on its way, which may take as long as the bucket does not answer."""
+        self._ended = True
 
     def _beat_on(self, is_well: Callable[[], bool]) -> None:
         while not self._ended:

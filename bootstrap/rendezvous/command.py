@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from gpuctl.bootstrap.rendezvous import keeper
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.records.rounds import NodeExit, RankExit, Round
 
@@ -43,11 +44,15 @@ class CommandRun:
 
     def start(self, variables: Mapping[str, str]) -> None:
         """Run the command with these variables besides this process's own."""
-        keeper = [sys.executable, "-m", "gpuctl.bootstrap.rendezvous.keeper", *self._command]
+        # -P: not from the folder where the command is run, which may have modules of any name.
+        command = [sys.executable, "-P", "-m", "gpuctl.bootstrap.rendezvous.keeper", *self._command]
         env = {**os.environ, **variables}
         # The write end of its standard input stays open, in this object, as long as this process lives.
-        self._process = subprocess.Popen(keeper, env=env, stdin=subprocess.PIPE, start_new_session=True)
-        threading.Thread(target=self._wait, args=(self._process,), name="command", daemon=True).start()
+        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True)
+        assert self._process.stdin is not None
+        ended = threading.Event()
+        for target, args in ((keeper.beat, (self._process.stdin, ended)), (self._wait, (self._process, ended))):
+            threading.Thread(target=target, args=args, name="command", daemon=True).start()
 
     def is_of(self, round_: Round) -> bool:
         return (round_.job, round_.number) == (self.round.job, self.round.number)
@@ -70,7 +75,8 @@ class CommandRun:
         """End all that the command has started: its keeper does, once nobody holds its standard input any more."""
         self._killed = True
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     def send_last_words(self) -> None:
         """It has written to this process's own output."""
@@ -78,13 +84,15 @@ class CommandRun:
     def end(self) -> None:
         """Nothing is kept of it."""
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], ended: threading.Event) -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # until it is reaped, its number is nobody else's
+        ended.set()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
         if process.stdin is not None:
-            process.stdin.close()
+            with contextlib.suppress(OSError):
+                process.stdin.close()
         name = signal.Signals(-code).name if code < 0 else ""
         code = 128 - code if code < 0 else code
         if self._killed:

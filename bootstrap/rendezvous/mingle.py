@@ -56,6 +56,7 @@ def mingle(
         GpuctlError: What is wrong, and what to do about it: ``NotAllHere`` after ``timeout``, ``BadInput`` for an
             argument, a run of another size under this ID, or a rank that somebody else has.
     """
+    _refuse_unusable(nodes, timeout, port)
     url = bucket or os.environ.get("GPUCTL_BUCKET")
     if not url:
         raise BadInput("no bucket is given", "pass bucket=URL, or set GPUCTL_BUCKET")
@@ -88,6 +89,8 @@ def checked_rank(rank: int | None, nodes_min: int, nodes_max: int) -> int | None
     """Raises ``BadInput`` for a rank that a run of this size cannot have."""
     if rank is None:
         return None
+    if not isinstance(rank, int):
+        raise BadInput(f"rank={rank!r} is not a whole number", "use, for example, int(os.environ['RANK'])")
     if nodes_min != nodes_max:
         raise BadInput(
             f"--rank {rank} needs a fixed number of nodes, not {nodes_min}:{nodes_max}",
@@ -96,6 +99,16 @@ def checked_rank(rank: int | None, nodes_min: int, nodes_max: int) -> int | None
     if not 0 <= rank < nodes_max:
         raise BadInput(f"--rank {rank} is not below the number of nodes, {nodes_max}", "ranks count from 0")
     return rank
+
+
+def _refuse_unusable(nodes: object, timeout: object, port: object) -> None:
+    """What a program hands over is not what a command line has parsed: it would be written down for all nodes."""
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
+        raise BadInput(f"nodes={nodes!r} is not a number of nodes", "use a whole number, 1 or more")
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
+        raise BadInput(f"timeout={timeout!r} is not a number of seconds", "use 0 or more, or None")
+    if not isinstance(port, int) or not 0 <= port <= 65535:
+        raise BadInput(f"port={port!r} is not a port", "use 1 to 65535, or 0 for one that is free")
 
 
 def host_name() -> str:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from gpuctl import __version__
 from gpuctl.bootstrap.agent.heartbeat import Heartbeat
 from gpuctl.bootstrap.agent.reconcile import Reconciler, Work
@@ -173,6 +175,11 @@ class Participant:
         """This node is to leave within ``lead_s`` seconds. Safe in a signal handler."""
         self._reconciler.take_notice(lead_s, source)
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until this node is to have left; only after a notice."""
+        return self._reconciler.left_s
+
     def may_leave(self) -> bool:
         """After a notice: whether nothing of this node is needed any more, or its time is over."""
         return self._reconciler.may_leave()
@@ -185,19 +192,36 @@ class Participant:
             with contextlib.suppress(GpuctlError):
                 self._reconciler.turn()
 
-    def leave(self) -> None:
-        """Be gone for the others, at once. What runs here is killed."""
+    def end_work(self, within_s: float) -> None:
+        """Ask what runs here to end, and kill it after ``within_s`` seconds: what a round would do, when nobody can be
+        asked for one."""
+        work, round_ = self._reconciler.work, self.round
+        if work is None or round_ is None:
+            return
+        draining = replace(round_, phase="drain", drain_s=max(0.0, within_s))
+        while work.exit is None:
+            work.ask_to_stop(draining)
+            self._wake.wait(_DUE_S)
+
+    def leave(self, *, told: bool = True) -> None:
+        """Be gone for the others, at once. What runs here is killed. ``told``: they learn it from the bucket, too;
+        else from the connections alone, which takes no time when the bucket does not answer."""
         if self._reconciler.work is not None:
             self._reconciler.work.kill()
-        self._heartbeat.end()
-        with contextlib.suppress(GpuctlError):
-            self.run.store.delete([layout.node(self.node), layout.network(self.node)])
-            never_ran = self.round is None or self.round.number == 0
-            if never_ran and self.outcome() is None and not self.run.store.list(layout.NODES):
-                queue.end_as_cancelled(self.run.store, self.run.id, "all its nodes have left")
+        if told:
+            self._heartbeat.end()
+            with contextlib.suppress(GpuctlError):
+                self._leave_bucket()
+        self._heartbeat.end_soon()
         self._peers.stop()
         if self._ports is not None:
             self._ports.close()
+
+    def _leave_bucket(self) -> None:
+        self.run.store.delete([layout.node(self.node), layout.network(self.node)])
+        never_ran = self.round is None or self.round.number == 0
+        if never_ran and self.outcome() is None and not self.run.store.list(layout.NODES):
+            queue.end_as_cancelled(self.run.store, self.run.id, "all its nodes have left")
 
     # -- for the agreement --------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.agreement import ledgers
-from gpuctl.cluster.agreement.ledger import Version
+from gpuctl.cluster.agreement.ledger import Ledger, Version
 from gpuctl.cluster.agreement.probe import probe
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError, StoreUnavailable
@@ -46,8 +46,8 @@ class RunRequest:
     host: str = ""
 
     def __post_init__(self) -> None:
-        if not _ID.fullmatch(self.id):
-            shown = self.id if len(self.id) <= 40 else f"{self.id[:40]}…"
+        if not isinstance(self.id, str) or not _ID.fullmatch(self.id):
+            shown = self.id if len(str(self.id)) <= 40 else f"{self.id[:40]}…"
             raise BadInput(
                 f"{shown!r} cannot be an ID", "use up to 63 letters, digits, dots, dashes and underscores, no slashes"
             )
@@ -76,22 +76,13 @@ def join(bucket: Bucket, request: RunRequest, clock: Clock, say: Callable[[str],
     probe(bucket)
     ledger = ledgers.runs(bucket, request.id)
     for _ in range(ATTEMPTS):
-        newest = ledger.read()
+        newest = _newest(ledger, request.id)
         if newest.value is not None:
             run = _opened(bucket, request.id, newest)
             if queue.outcome(run.store, run.id) is None:
-                if _size(run.spec) == (request.nodes_min, request.nodes_max):
+                if _fits(run, request, clock, say):
                     _submit(run)
                     return run
-                say(
-                    f"run {run.name} was begun with --nodes {_text(run.spec)}; looking whether any of its nodes is left"
-                )
-                if living := _first_living(run.store, clock):
-                    raise BadInput(
-                        f"{run.id} is in use with --nodes {_text(run.spec)}: {living.host or living.node} "
-                        f"({living.address}) is in it",
-                        "use the same --nodes, or another --id",
-                    )
                 queue.end_as_cancelled(run.store, run.id, "all its nodes have left")
         spec = RunSpec(
             nodes_min=request.nodes_min,
@@ -107,6 +98,32 @@ def join(bucket: Bucket, request: RunRequest, clock: Clock, say: Callable[[str],
             _forget(bucket, request.id, run.number - 2)
             return run
     raise StoreUnavailable(f"other nodes kept beginning runs of {request.id}", "try again")
+
+
+def _newest(ledger: Ledger[RunSpec], run_id: str) -> Version[RunSpec]:
+    try:
+        return ledger.read()
+    except CorruptRecord as error:
+        raise BadInput(str(error), f"use another --id, or delete mingle/{run_id}/ in the bucket") from error
+
+
+def _fits(run: Run, request: RunRequest, clock: Clock, say: Callable[[str], None]) -> bool:
+    """Whether a run that has not ended is the one that is asked for; ``False``: nobody is left in it, and it was for
+    something else. Raises ``BadInput`` if somebody is, and its size is another one."""
+    same_size = _size(run.spec) == (request.nodes_min, request.nodes_max)
+    if same_size and run.spec.max_restarts == request.max_restarts:
+        return True
+    begun = f"--max-restarts {run.spec.max_restarts}" if same_size else f"--nodes {_text(run.spec)}"
+    say(f"run {run.name} was begun with {begun}; looking whether any of its nodes is left")
+    living = _first_living(run.store, clock)
+    if living and not same_size:
+        raise BadInput(
+            f"{run.id} is in use with {begun}: {living.host or living.node} ({living.address}) is in it",
+            "use the same --nodes, or another --id",
+        )
+    if living:
+        say(f"{begun} counts for {run.name}, which {living.host or living.node} ({living.address}) is in")
+    return living is not None
 
 
 def _opened(bucket: Bucket, run_id: str, version: Version[RunSpec]) -> Run:

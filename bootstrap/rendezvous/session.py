@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 
@@ -10,11 +9,15 @@ from gpuctl.bootstrap.rendezvous.participant import Attendee, Begin, Participant
 from gpuctl.bootstrap.rendezvous.progress import Progress, missing
 from gpuctl.bootstrap.rendezvous.runs import LEASE_S, Run, RunRequest, join
 from gpuctl.cluster.clock import Clock
-from gpuctl.cluster.errors import BadInput, GpuctlError, StoreUnavailable
+from gpuctl.cluster.errors import BadInput, GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.records.rounds import JobOutcome
 from gpuctl.cluster.storage.bucket import Bucket
 
 _CLASH_S = 2.5 * LEASE_S
+_REFUSED_S = 30.0
+"""A bucket that refuses what it took before is tried again for so long before the end of what has run is given up."""
+_MARGIN_S = 2.0
+"""Of a notice's lead, kept for leaving."""
 _TIMED_OUT = 124
 """Exit code, as of timeout(1)."""
 
@@ -38,8 +41,15 @@ class Session:
         clock: Clock,
         say: Callable[[str], None],
         timeout_s: float | None = None,
+        *,
+        ends_as_spare: bool = False,
     ) -> None:
-        """``timeout_s``: how long to wait, without a break, for enough nodes; ``None``: as long as it takes."""
+        """
+        Args:
+            timeout_s: how long to wait, without a break, for enough nodes; ``None``: as long as it takes.
+            ends_as_spare: with a run that has done its work the nodes end that were not in its last round, too; else
+                they are in the next one.
+        """
         self._bucket = bucket
         self._request = request
         self._attendee = attendee
@@ -47,6 +57,8 @@ class Session:
         self._clock = clock
         self._say = say
         self._timeout_s = timeout_s
+        self._ends_as_spare = ends_as_spare
+        self._hurries = False
         self._since: dict[str, float] = {}
         self._failing = ""
         self.node: Participant | None = None
@@ -69,8 +81,11 @@ class Session:
             try:
                 ended = self._attend(node, Progress(run, self._say))
             finally:
-                node.leave()
+                node.leave(told=not self._failing and not self._hurries)
             if ended is None or ended.result == "failed" or node.was_in_a_round:
+                return ended
+            if self._ends_as_spare and ended.result == "succeeded":
+                self._say(f"{run.name} has ended; this was a spare")
                 return ended
             self._say(f"{run.name} ended as this node came; this is the next run")
 
@@ -80,17 +95,23 @@ class Session:
         if self.node is not None:
             self.node.take_notice(lead_s, source)
 
+    def hurry(self) -> None:
+        """Leave without another word to the bucket, which may not answer. Safe in a signal handler."""
+        self._hurries = True
+
     # -- the steps ----------------------------------------------------------------------------------------------------
 
     def _joined(self) -> Run | None:
+        self._for_s("bucket")
         while self._notice is None:
             try:
                 run = join(self._bucket, self._request, self._clock, self._say)
             except StoreUnavailable as error:
                 self._told(error)
                 if self._waited("bucket"):
-                    raise
+                    raise NotAllHere(f"waited {self._timeout_s:g} s: {error.message}", error.hint) from error
             else:
+                self._since.pop("bucket")
                 self._failing = ""
                 return run
         return None
@@ -107,13 +128,25 @@ class Session:
                     node.linger()
                     return outcome
                 self._failing = ""
-            except StoreUnavailable as error:
-                self._told(error)
+                self._since.pop("refused", None)
+            except (StoreUnavailable, StoreError) as error:
+                self._bear(error, node)
+                if self._notice is not None:
+                    node.end_work(node.left_s - _MARGIN_S)
+                    return None
             if self._notice is None:
                 progress.tell(node)
             self._refuse_taken_rank(node)
             self._give_up(node)
         return None
+
+    def _bear(self, error: GpuctlError, node: Participant) -> None:
+        """Try again. What runs here needs no bucket: it goes on though that refuses us now, as after a change of
+        rights. Raises the refusal where nothing runs."""
+        ended = node.work is None or node.work.exit is not None
+        if isinstance(error, StoreError) and (node.work is None or (ended and self._for_s("refused") > _REFUSED_S)):
+            raise error
+        self._told(error)
 
     def _told(self, error: GpuctlError) -> None:
         if self._failing != error.message:
@@ -137,12 +170,8 @@ class Session:
         if node.work is not None:
             self._since.pop("waiting", None)
         elif self._waited("waiting"):
-            said = "the bucket does not tell who came"
-            with contextlib.suppress(GpuctlError):
-                said = missing(node.run)
-            raise NotAllHere(
-                f"waited {self._timeout_s:g} s for {node.run.name}: {said}", "raise --timeout to wait longer"
-            )
+            waited = f"waited {self._timeout_s:g} s for {node.run.name}: {_waited_for(node)}"
+            raise NotAllHere(waited, "raise --timeout to wait longer")
 
     def _left_s(self) -> float:
         """Until the time to wait is over, if this node waits."""
@@ -158,3 +187,13 @@ class Session:
         """Seconds since this was first asked without a break."""
         now = self._clock.monotonic()
         return now - self._since.setdefault(what, now)
+
+
+def _waited_for(node: Participant) -> str:
+    round_ = node.round
+    if round_ is not None and round_.phase in ("run", "drain"):
+        return f"it runs on {len(round_.members)} others, and this one is a spare"
+    try:
+        return missing(node.run)
+    except GpuctlError:
+        return "the bucket does not tell who came"

@@ -28,8 +28,8 @@ from gpuctl.cluster.errors import BadInput
 
 _GRACE_S = 25.0
 """Kubernetes and Slurm kill 30 s after they have asked to end."""
-_NOT_FOUND = 127
-"""Exit code, as the shell has it."""
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+"""Exit codes, as the shell has them."""
 
 
 def verb(
@@ -104,6 +104,7 @@ def verb(
     chosen = checked_rank(parse_flag("--rank", rank, whole_number(0)), *wanted)
     if env_file is not None:
         refuse_unusable("--env-file", env_file)
+        _refuse_unwritable(Path(env_file))
     if command:
         _refuse_unknown(command[0])
     request = RunRequest(run_id, *wanted, max_restarts=settings.max_restarts, host=host_name())
@@ -118,7 +119,7 @@ def verb(
         place = meet(store, request, attendee, timeout_s, _tell)
     variables = place.variables(os.environ)
     if env_file is not None:
-        write_atomic(Path(env_file), "".join(f"{name}={value}\n" for name, value in variables.items()).encode())
+        _write(Path(env_file), "".join(f"{name}={value}\n" for name, value in variables.items()))
     if as_json:
         out_json({**msgspec.to_builtins(place), "env": variables})
     elif env_file is None:
@@ -133,12 +134,32 @@ def _port(text: str) -> int:
     return number
 
 
+def _refuse_unwritable(file: Path) -> None:
+    """Raises ``BadInput`` before the others have met this machine, which then has nothing to tell its launcher."""
+    folder = file.resolve().parent
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise BadInput(f"cannot write --env-file {file}", "name a file in a folder that is there and can be written")
+
+
+def _write(file: Path, text: str) -> None:
+    if file.exists() and not file.is_file():  # a pipe or a device, which somebody reads
+        file.write_text(text)
+    else:
+        write_atomic(file.resolve(), text.encode())
+
+
 def _refuse_unknown(program: str) -> None:
-    """Raises ``BadInput`` for a command that is not there: the others would wait for it in vain."""
-    if shutil.which(program) is None:
+    """Raises ``BadInput`` for a command that cannot be run: the others would wait for it in vain."""
+    if shutil.which(program) is not None:
+        return
+    if "/" in program and Path(program).exists():
+        what = "is a folder" if Path(program).is_dir() else "may not be executed"
+        error = BadInput(f"{program} {what}", "name a program, or make it one: chmod +x")
+        error.exit_code = _NOT_EXECUTABLE
+    else:
         error = BadInput(f"{program}: command not found", "give its path, or install it on this machine")
         error.exit_code = _NOT_FOUND
-        raise error
+    raise error
 
 
 def _tell(line: str) -> None:

@@ -15,7 +15,7 @@ from gpuctl.bootstrap.rendezvous.runs import RunRequest
 from gpuctl.bootstrap.rendezvous.session import Session
 from gpuctl.cli.signals import Interrupted, Terminated
 from gpuctl.cluster.clock import SystemClock
-from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.errors import GpuctlError, StoreError
 from gpuctl.cluster.records.rounds import Round
 from gpuctl.cluster.storage.bucket import Bucket
 
@@ -52,9 +52,13 @@ def run(
         runs[0].start(place.variables(os.environ))
         return runs[0]
 
-    session = Session(bucket, request, attendee, begin, clock, say, timeout_s)
-    with _signals(session, runs, grace_s) as received:
-        outcome = session.stay()
+    session = Session(bucket, request, attendee, begin, clock, say, timeout_s, ends_as_spare=True)
+    try:
+        with _signals(session, runs, grace_s) as received:
+            outcome = session.stay()
+    except StoreError as refusal:
+        refusal.exit_code = (runs[0].exit_code if runs else None) or refusal.exit_code
+        raise
     own = runs[0].exit_code if runs else None
     if outcome is not None and outcome.result == "succeeded":
         return
@@ -74,6 +78,7 @@ def _signals(session: Session, runs: Sequence[CommandRun], grace_s: float) -> It
     def end(number: int, _frame: FrameType | None) -> None:
         received.append(number)
         if len(received) > 1:
+            session.hurry()
             for run in runs:
                 run.kill()
             raise Terminated(number)

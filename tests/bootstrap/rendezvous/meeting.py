@@ -107,6 +107,7 @@ class Node:
         rank: int | None = None,
         timeout_s: float | None = None,
         ahead_s: float = 0.0,
+        ends_as_spare: bool = False,
         at_start: Callable[[Round, int], None] = lambda *_: None,
     ) -> None:
         self.tasks: list[Task] = []
@@ -115,7 +116,16 @@ class Node:
         request = RunRequest("exp1", *size, host=host)
         attendee = Attendee(host, f"127.0.0.{10 + int(host[1:])}", rank)
         clock = _Ahead(ahead_s)
-        self.session = Session(place.bucket, request, attendee, self._begin, clock, self.said.append, timeout_s)
+        self.session = Session(
+            place.bucket,
+            request,
+            attendee,
+            self._begin,
+            clock,
+            self.said.append,
+            timeout_s,
+            ends_as_spare=ends_as_spare,
+        )
         self.ended: Future[JobOutcome | None] = Future()
         threading.Thread(target=self._stay, daemon=True).start()
 

@@ -148,3 +148,39 @@ def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:
         starter.kill()
     left = [int((tmp_path / name).read_text()) for name in ("near", "far")]
     until(lambda: not any(psutil.pid_exists(pid) for pid in left), "all of it to be gone")
+
+
+def test_it_stands_still_while_whoever_started_it_does(tmp_path: Path) -> None:
+    """The others go on without a node that is silent: two of one rank would write the same checkpoint."""
+    counting = 'n=0; while :; do n=$((n + 1)); echo $n > "$FOLDER/new"; mv "$FOLDER/new" "$FOLDER/n"; sleep 0.02; done'
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), counting], stdin=subprocess.PIPE) as starter:
+        until((tmp_path / "n").exists, "the command")
+
+        def stands_still() -> bool:
+            before = (tmp_path / "n").read_text()
+            time.sleep(0.5)  # in which it would count on
+            return (tmp_path / "n").read_text() == before
+
+        assert not stands_still()
+        starter.send_signal(signal.SIGSTOP)
+        until(stands_still, "it to stand still")
+        starter.send_signal(signal.SIGCONT)
+        until(lambda: not stands_still(), "it to go on")
+        starter.kill()
+
+
+def test_a_closed_standard_error_is_no_failure() -> None:
+    line = f"{sys.executable} -P -m gpuctl.bootstrap.rendezvous.keeper sh -c 'exit 4' 2>&-"
+    with subprocess.Popen(["bash", "-c", line], stdin=subprocess.PIPE) as keeper:
+        assert keeper.wait(PATIENCE_S) == 4
+
+
+def test_a_script_that_does_not_say_what_runs_it_is_run_by_a_shell(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text('echo "$1" > "$FOLDER/said"; exit 3\n')
+    script.chmod(0o755)
+    ended = threading.Event()
+    run = CommandRun([str(script), "a b"], ROUND, 1, SystemClock(), ended.set)
+    run.start({"FOLDER": str(tmp_path)})
+    assert ended.wait(PATIENCE_S)
+    assert (run.exit_code, (tmp_path / "said").read_text()) == (3, "a b\n")

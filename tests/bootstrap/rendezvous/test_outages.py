@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from gpuctl.bootstrap.rendezvous.runs import LEASE_S
+from gpuctl.bootstrap.rendezvous.session import NotAllHere
+from gpuctl.cluster.errors import StoreError
 from tests.bootstrap.rendezvous.meeting import Node, Place
 from tests.fakes.faults import Proxy, Spoil
 from tests.waiting import PATIENCE_S
@@ -86,3 +88,42 @@ def test_who_is_asked_to_leave_while_it_looks_for_the_bucket_leaves(place: Place
         node.says("trying again: ")
         node.session.take_notice(20.0, "test")
         assert node.ended.result(PATIENCE_S) is None
+
+
+def test_who_is_asked_to_leave_asks_its_work_to_end_though_the_bucket_is_away(place: Place, away: Away) -> None:
+    node = Node(place, "h1", (1, 1))
+    task = node.in_round(1, 1)
+    with away():
+        node.says("trying again: ")
+        node.session.take_notice(1000.0, "test")  # nobody waits for the end of that
+        assert node.ended.result(PATIENCE_S) is None
+        assert task.exit is not None
+        assert task.exit.status == "drained"
+
+
+def test_the_time_to_wait_ends_though_the_bucket_is_away(place: Place, away: Away) -> None:
+    with away(), pytest.raises(NotAllHere, match=r"waited 0.1 s: the bucket .* did not answer"):
+        Node(place, "h1", (2, 2), timeout_s=0.1).ended.result(PATIENCE_S)
+
+
+def test_what_runs_goes_on_though_the_bucket_refuses_it_for_a_while(place: Place, proxy: Proxy) -> None:
+    node = Node(place, "h1", (1, 1))
+    task = node.in_round(1, 1)
+    for method in ("GET", "PUT"):
+        proxy.plan("refuse", method, times=1_000_000, status=403, code="AccessDenied")
+    node.says("trying again: ")
+    assert task.exit is None
+    proxy.heal()
+    task.ends()
+    outcome = node.ended.result(PATIENCE_S)
+    assert outcome is not None
+    assert outcome.result == "succeeded"
+
+
+def test_a_refusal_where_nothing_runs_is_told_at_once(place: Place, proxy: Proxy) -> None:
+    node = Node(place, "h1", (2, 2))
+    node.says("1 of 2 are here")
+    proxy.plan("refuse", "GET", times=1_000_000, status=403, code="AccessDenied")
+    node.session.node.wake()  # type: ignore[union-attr]
+    with pytest.raises(StoreError, match="AccessDenied"):
+        node.ended.result(PATIENCE_S)

@@ -94,6 +94,32 @@ def test_a_run_that_nobody_is_in_any_more_gives_way_to_one_of_another_size(bucke
     assert queue.outcome(run.store, run.id) is not None
 
 
+def test_a_run_that_nobody_is_in_gives_way_to_one_with_other_restarts(bucket: Bucket) -> None:
+    joined(bucket)
+    later = joined(bucket, RunRequest("exp1", 2, 2, max_restarts=3))
+    assert (later.number, later.spec.max_restarts) == (2, 3)
+    assert queue.find(later.store, "exp1").max_restarts == 3
+
+
+def test_of_a_run_that_is_in_use_its_own_restarts_count_and_that_is_told(bucket: Bucket) -> None:
+    run, said = joined(bucket), list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as living:
+        port = living.getsockname()[1]
+        record = NodeRecord(node="pod-1-aa", incarnation="1", beat=1, address="127.0.0.1", port=port, host="pod-1")
+        run.store.put(layout.node(record.node), encode(record))
+        found = join(bucket, RunRequest("exp1", 2, 2, max_restarts=3), SystemClock(), said.append)
+    assert (found.number, found.spec.max_restarts) == (1, 0)
+    assert said[-1] == "--max-restarts 0 counts for exp1, which pod-1 (127.0.0.1) is in"
+
+
+def test_an_entry_that_cannot_be_read_is_told_with_what_to_delete(bucket: Bucket) -> None:
+    joined(bucket)
+    (entry,) = [entry for entry in bucket.list(f"{layout.MINGLE}/exp1") if "/runs/" in entry.key]
+    bucket.put(entry.key, b"{}")
+    with pytest.raises(BadInput, match="use another --id, or delete mingle/exp1/ in the bucket"):
+        joined(bucket)
+
+
 def test_a_run_whose_first_node_died_as_it_began_it_has_its_job_all_the_same(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

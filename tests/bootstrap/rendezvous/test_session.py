@@ -10,6 +10,7 @@ import pytest
 from gpuctl.bootstrap.rendezvous import session
 from gpuctl.bootstrap.rendezvous.mingle import checked_rank, mingle
 from gpuctl.bootstrap.rendezvous.session import NotAllHere
+from gpuctl.cluster import layout
 from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records.rounds import Round
 from tests.bootstrap.rendezvous.meeting import Node, Place, met
@@ -159,6 +160,27 @@ def test_a_spare_of_a_run_that_has_ended_is_in_the_next(place: Place) -> None:
     assert spare.ended.result(PATIENCE_S) is not None
 
 
+def test_a_spare_of_commands_ends_with_them(place: Place) -> None:
+    a = Node(place, "h1", (1, 1))
+    a.in_round(1, 1)
+    spare = Node(place, "h2", (1, 1), ends_as_spare=True)
+    spare.says("a spare beside 1")
+    a.tasks[-1].ends()
+    outcome = spare.ended.result(PATIENCE_S)
+    assert outcome is not None
+    assert outcome.result == "succeeded"
+    assert spare.tasks == []
+
+
+def test_a_spare_that_waits_no_longer_says_what_for(place: Place) -> None:
+    a = Node(place, "h1", (1, 1))
+    a.in_round(1, 1)
+    with pytest.raises(NotAllHere, match=r"waited 1 s for exp1: it runs on 1 others, and this one is a spare"):
+        Node(place, "h2", (1, 1), timeout_s=1).ended.result(PATIENCE_S)
+    a.tasks[-1].ends()
+    assert a.ended.result(PATIENCE_S) is not None
+
+
 def test_rank_0_can_listen_at_the_port_that_all_are_told(place: Place) -> None:
     heard: list[socket.socket] = []
 
@@ -207,6 +229,32 @@ def test_the_public_call_meets_others_and_takes_the_bucket_from_the_environment(
     assert [one.rank for one in met_] == [1, 0]
     assert met_[0].master_port == met_[1].master_port > 0
     assert any("1 of 2 are here" in line or "2 of 2 are here" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nodes": "2"},
+        {"nodes": 2.0},
+        {"nodes": True},
+        {"nodes": 0},
+        {"nodes": -1},
+        {"port": 99999},
+        {"port": -1},
+        {"port": "80"},
+        {"timeout": -1},
+        {"timeout": "5"},
+        {"rank": "0"},
+        {"id": 5},
+    ],
+    ids=str,
+)
+def test_what_a_program_hands_over_by_mistake_is_refused_and_nothing_is_written(
+    place: Place, wrong: dict[str, object]
+) -> None:
+    with pytest.raises(BadInput, match=repr(*wrong.values())):
+        mingle(**{"id": "exp1", "nodes": 2, "bucket": place.bucket.url, **wrong})  # type: ignore[arg-type]
+    assert place.bucket.list(layout.MINGLE) == []
 
 
 def test_the_public_call_refuses_what_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

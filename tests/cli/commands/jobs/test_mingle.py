@@ -30,7 +30,7 @@ class Shells:
         where = ["--bucket", bucket or f"file://{self.folder}/b", "--address", f"127.0.0.{address}"]
         self._all.append(
             subprocess.Popen(
-                [sys.executable, "-m", "gpuctl.cli.main", "mingle", "--id", run, *where, *args],
+                [sys.executable, "-P", "-m", "gpuctl.cli.main", "mingle", "--id", run, *where, *args],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -206,3 +206,26 @@ def test_a_bucket_that_is_not_there_is_told_at_once(shells: Shells, s3_url: str)
     assert (code, out) == (1, "")
     assert "-gone" in err
     assert len(err.splitlines()) == 1
+
+
+def test_modules_in_the_folder_of_the_command_are_not_imported(shells: Shells) -> None:
+    for name in ("signal", "psutil", "gpuctl"):
+        (shells.folder / f"{name}.py").write_text("raise SystemExit(9)")
+    ((code, out, err),) = ended(shells.mingle("--nodes", "1", "--", "echo", "ok"))
+    assert (code, out) == (0, "ok\n"), err
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_an_env_file_that_is_a_link_or_a_pipe_stays_one(shells: Shells, kind: str) -> None:
+    file, target = shells.folder / "env", shells.folder / "target"
+    if kind == "link":
+        target.touch()
+        file.symlink_to(target)
+    else:
+        os.mkfifo(file)
+    node = shells.mingle("--nodes", "1", "--env-file", str(file))
+    text = file.read_text() if kind == "pipe" else ""
+    ((code, _, err),) = ended(node)
+    assert code == 0, err
+    assert file.is_symlink() if kind == "link" else file.is_fifo()
+    assert "RANK=0\n" in (text or target.read_text())
