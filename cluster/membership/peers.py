@@ -59,6 +59,8 @@ class Peers:
         self._peers: dict[Life, _Peer] = {}
         self._attended: set[Life] = set()
         self._stopped = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """Kept here, since ``asyncio.all_tasks`` misses some where several loops run in a process (before 3.12)."""
         self._me: NodeRecord | None = None
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
@@ -73,7 +75,7 @@ class Peers:
     def introduce(self, me: NodeRecord) -> None:
         """Who this agent is, once it knows its port."""
         self._me = me
-        self._loop.call_soon_threadsafe(self._loop.create_task, self._speak_regularly())
+        self._loop.call_soon_threadsafe(self._spawn, self._speak_regularly())
 
     def stop(self) -> None:
         """Close everything; whoever was connected learns of it at once."""
@@ -86,10 +88,10 @@ class Peers:
                 if peer.line is not None:
                     peer.line.close()
             # More than once: Python 3.11's ``wait_for`` swallows a cancellation that comes as it ends.
-            while others := asyncio.all_tasks() - {asyncio.current_task()}:
-                for task in others:
+            while self._tasks:
+                for task in self._tasks:
                     task.cancel()
-                await asyncio.wait(others, timeout=0.1)
+                await asyncio.wait(self._tasks, timeout=0.1)
 
         with contextlib.suppress(TimeoutError, RuntimeError):
             self._run(close())
@@ -119,6 +121,14 @@ class Peers:
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=5)
 
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._kept(self._loop.create_task(coroutine))
+
+    def _kept(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def _listen(self, address: str) -> int:
         self._server = await asyncio.start_server(self._accept, address, 0, limit=LINE_LIMIT)
         port: int = self._server.sockets[0].getsockname()[1]
@@ -131,7 +141,7 @@ class Peers:
         for life, (address, port) in wanted.items():
             peer = self._peers.setdefault(life, _Peer(address, port))
             if peer.line is None and peer.task is None:
-                peer.task = self._loop.create_task(self._dial(life, peer))
+                peer.task = self._spawn(self._dial(life, peer))
         for life in [life for life, peer in self._peers.items() if peer.line is None and peer.task is None]:
             if life not in wanted and self._peers[life].sign != "gone":
                 del self._peers[life]
@@ -174,6 +184,8 @@ class Peers:
         return None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (task := asyncio.current_task()) is not None:
+            self._kept(task)
         line, me = PeerLine(reader, writer, calls=False), self._me
 
         async def met() -> tuple[Life, Life, str, int]:
@@ -213,7 +225,7 @@ class Peers:
             peer.line = None
             peer.sign = "unknown"
             if peer.task is None and not self._stopped:
-                peer.task = self._loop.create_task(self._ask_why(life, peer))
+                peer.task = self._spawn(self._ask_why(life, peer))
 
     async def _ask_why(self, life: Life, peer: _Peer) -> None:
         """The connection broke: if the port refuses another one, the process is gone.
@@ -234,7 +246,7 @@ class Peers:
                 break  # it has come back by itself
         peer.task = None
         if peer.sign != "gone" and peer.line is None and life in self._attended and not self._stopped:
-            peer.task = self._loop.create_task(self._dial(life, peer))
+            peer.task = self._spawn(self._dial(life, peer))
 
     def _note(self, peer: _Peer, sign: PeerState) -> None:
         if peer.sign != sign:

@@ -9,9 +9,12 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from gpuctl.bootstrap.rendezvous.mingle import meet
+from gpuctl.bootstrap.rendezvous.command import Meeting
 from gpuctl.bootstrap.rendezvous.participant import Attendee
 from gpuctl.bootstrap.rendezvous.runs import RunRequest
+from gpuctl.bootstrap.rendezvous.session import Session
+from gpuctl.cluster.clock import SystemClock
+from gpuctl.cluster.records.rounds import Round
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from tests.bench.network import Network
 from tests.bench.rendezvous.pods import pods
@@ -113,8 +116,13 @@ class _Meeting:
             if line.startswith(f"{self._nodes - 1} of {self._nodes} are here"):
                 self._waiting.add(number)
 
-        meet(bucket, request, Attendee(request.host, "127.0.0.1"), PATIENCE_S, say)
-        self._known.append(time.monotonic())
+        def begin(round_: Round, rank: int, _: object) -> Meeting:
+            self._known.append(time.monotonic())
+            return Meeting(round_, rank, clock)
+
+        clock = SystemClock()
+        attendee = Attendee(request.host, "127.0.0.1")
+        Session(bucket, request, attendee, begin, clock, say, PATIENCE_S).stay()
 
 
 def _counted(bucket: Bucket, counts: Counter[str]) -> Bucket:
