@@ -274,19 +274,19 @@ def test_an_address_that_the_others_do_not_reach_is_told_to_all_with_those_that_
             "link set docker0 up",
         ):
             subprocess.run([*switch.inside(machine), "ip", *command.split()], check=True)
-    line = [sys.executable, "-m", "gpuctl.cli.main", "mingle", "--id", "exp1", "--nodes", "4", "--bucket", bucket]
+    gpuctl = [sys.executable, "-m", "gpuctl.cli.main", "mingle", "--id", "exp1", "--nodes", "4", "--bucket", bucket]
     pods = []
     for machine, interface in ((machines[0], "docker0"), (machines[1], "docker0"), (machines[2], "eth0")):
-        command = [*switch.inside(machine), *line, "--interface", interface]
+        command = [*switch.inside(machine), *gpuctl, "--interface", interface]
         pods.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
     try:
         for pod in pods:
             said = ""
             while not all(f"cannot be reached at 172.17.0.{number}, port " in said for number in (1, 2)):
                 assert pod.stderr is not None
-                line_ = pod.stderr.readline()
-                assert line_, said
-                said += line_
+                line = pod.stderr.readline()
+                assert line, said
+                said += line
             assert "(10.77.0." in said.partition("it has ")[2]
             assert "choose one there with --interface" in said
     finally:

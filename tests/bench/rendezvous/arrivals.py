@@ -116,7 +116,7 @@ class _Meeting:
             if line.startswith(f"{self._nodes - 1} of {self._nodes} are here"):
                 self._waiting.add(number)
 
-        def begin(round_: Round, rank: int, _: object) -> Meeting:
+        def begin(round_: Round, rank: int, on_end: object) -> Meeting:  # noqa: ARG001
             self._known.append(time.monotonic())
             return Meeting(round_, rank, clock)
 
