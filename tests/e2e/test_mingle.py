@@ -277,8 +277,8 @@ def test_an_address_that_the_others_do_not_reach_is_told_to_all_with_those_that_
     gpuctl = [sys.executable, "-m", "gpuctl.cli.main", "mingle", "--id", "exp1", "--nodes", "4", "--bucket", bucket]
     pods = []
     for machine, interface in ((machines[0], "docker0"), (machines[1], "docker0"), (machines[2], "eth0")):
-        command = [*switch.inside(machine), *gpuctl, "--interface", interface]
-        pods.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        there = [*switch.inside(machine), *gpuctl, "--interface", interface]
+        pods.append(subprocess.Popen(there, stderr=subprocess.PIPE, text=True))
     try:
         for pod in pods:
             said = ""
