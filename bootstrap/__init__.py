@@ -9,6 +9,7 @@ Read in this order:
 - ``network``: its interfaces, the variables that NCCL needs, who can reach it
 - ``agent``: the process that takes part in the cluster
 - ``rendezvous``: taking part without a cluster, for as long as a command runs
+- ``torchrun_plugin``: the same for torchrun, by its own flags
 - ``jobs``: jobs on a node: their code, images and folders
 - ``launch``: starting a round's workers, in a warm interpreter or a container
 - ``mirror``: files that a script keeps, copied to the bucket and back

@@ -9,7 +9,8 @@ import msgspec
 from gpuctl.bootstrap.rendezvous.own_address import towards
 from gpuctl.cluster.records.rounds import Round
 
-_CHOSEN_BY_PEOPLE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that people may have set, and that stay then."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         if self.interface:
             found |= {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": f"={self.interface}"}
         given = env or {}
-        return {name: value for name, value in found.items() if name not in _CHOSEN_BY_PEOPLE or not given.get(name)}
+        return {name: value for name, value in found.items() if name not in INTERFACES or not given.get(name)}
 
 
 def placement_of(round_: Round, rank: int) -> Placement:

@@ -27,7 +27,7 @@ from tests.bench.rendezvous import arrivals, losses  # noqa: E402
 from tests.bench.settings import Settings  # noqa: E402
 from tests.bench.table import Row  # noqa: E402
 
-ROWS = ("losses", "orders", "many", "side_by_side")
+ROWS = ("losses", "orders", "many", "side_by_side", "plugin")
 _AT_SWITCH = "--at-switch"
 
 
@@ -55,7 +55,9 @@ def _measure(name: str, root: str, runs: str, answer: str) -> None:
     with network() as net, s3_bucket() as url:
         folder = Path(root) / name
         if name == "losses":
-            rows = losses.rows(net, url, folder, int(runs))
+            rows = losses.mingle(net, url, folder, int(runs))
+        elif name == "plugin":
+            rows = losses.plugin(net, url, folder, int(runs))
         elif name == "orders":
             rows = [arrivals.orders(net, url, folder, int(runs))]
         elif name == "many":

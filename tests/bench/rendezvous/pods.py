@@ -13,11 +13,15 @@ from pathlib import Path
 
 from gpuctl.stacks.providers import processes
 from tests.bench.network import Network
-from tests.bench.steplog import StepLog
-from tests.waiting import until
+from tests.bench.steplog import Mark, StepLog
+from tests.waiting import PATIENCE_S, TookTooLong, until
 
-LOCKSTEP = Path(__file__).with_name("lockstep.py")
+LOCKSTEP, TORCH_LOCKSTEP = (Path(__file__).with_name(name) for name in ("lockstep.py", "torch_lockstep.py"))
 GPUCTL = (sys.executable, "-m", "gpuctl.cli.main")
+
+
+class NoStep(Exception):
+    """What became of the pods instead."""
 
 
 class Pods:
@@ -31,23 +35,28 @@ class Pods:
         self._run = run
         self._size = size
         self._pods: dict[int, subprocess.Popen[bytes]] = {}
+        self.patience_s = PATIENCE_S
+        self.env = {"OMP_NUM_THREADS": "1"}
         root.mkdir(parents=True, exist_ok=True)
 
     def start(self, machine: int, *more: str, command: Sequence[str] | None = None) -> None:
         """A pod on that machine; by default it makes steps with the others."""
         folder = self._root / f"{self._run}-pod-{machine}"
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, str(LOCKSTEP), str(self.log.path)] if command is None else command
-        asked = ["mingle", "--id", self._run, "--nodes", self._size, "--bucket", self._url, "--grace", "5", *more]
         with (folder / "out").open("ab") as output:
             self._pods[machine] = subprocess.Popen(
-                [*self.net.inside(machine), *GPUCTL, *asked, *(["--", *command] if command else [])],
+                [*self.net.inside(machine), *self._line(machine, more, command)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, processes.MARK: str(folder)},
+                env={**os.environ, **self.env, processes.MARK: str(folder)},
                 start_new_session=True,
             )
+
+    def _line(self, machine: int, more: Sequence[str], command: Sequence[str] | None) -> list[str]:  # noqa: ARG002
+        command = [sys.executable, str(LOCKSTEP), str(self.log.path)] if command is None else command
+        asked = ["mingle", "--id", self._run, "--nodes", self._size, "--bucket", self._url, "--grace", "5", *more]
+        return [*GPUCTL, *asked, *(["--", *command] if command else [])]
 
     def machines(self) -> list[int]:
         """Those with a pod, in the order of arrival."""
@@ -85,8 +94,18 @@ class Pods:
         return code[0] or 0
 
     def first_step_after(self, old: set[int]) -> float:
-        """When the first step of a worker that is not one of ``old`` was made."""
-        return until(lambda: self.log.first_step_of_new(old), "a step of the next round").at
+        """When the first step of a worker that is not one of ``old`` was made. Raises ``NoStep``."""
+
+        def found() -> Mark | None:
+            mark = self.log.first_step_of_new(old)
+            if mark is None and all(pod.poll() is not None for pod in self._pods.values()):
+                raise NoStep("all pods ended")
+            return mark
+
+        try:
+            return until(found, "a step of the next round", self.patience_s).at
+        except TookTooLong as error:
+            raise NoStep(f"no step in {self.patience_s:g} s") from error
 
     def end(self) -> None:
         for machine in self.machines():
@@ -99,9 +118,55 @@ class Pods:
         return False
 
 
+class Torchruns(Pods):
+    """The same of torchrun, with one of its backends in place of ``gpuctl mingle``."""
+
+    backend = "gpuctl"
+
+    def _line(self, machine: int, more: Sequence[str], command: Sequence[str] | None) -> list[str]:
+        flags = {"backend": self.backend, "endpoint": self._endpoint(), "id": self._run, **self._conf(machine)}
+        return [
+            *(sys.executable, "-m", "torch.distributed.run", *(f"--rdzv-{name}={is_}" for name, is_ in flags.items())),
+            *(f"--nnodes={self._size}", "--nproc-per-node=1", f"--max-restarts={self.max_restarts}", *more),
+            f"--local-addr={self.net.address(machine)}",
+            *(command or (str(TORCH_LOCKSTEP), str(self.log.path))),
+        ]
+
+    max_restarts = 0
+
+    def _endpoint(self) -> str:
+        return self._url
+
+    def _conf(self, machine: int) -> dict[str, str]:  # noqa: ARG002
+        return {}
+
+
+class C10d(Torchruns):
+    """torchrun with its own backend, whose store is on the first machine, and with as many restarts as it needs."""
+
+    backend = "c10d"
+    max_restarts = 100
+
+    def start(self, machine: int, *more: str, command: Sequence[str] | None = None) -> None:
+        self._first = machine if self._first is None else self._first
+        super().start(machine, *more, command=command)
+
+        self.env["GLOO_SOCKET_IFNAME"] = "eth0"
+
+    _first: int | None = None
+
+    def _endpoint(self) -> str:
+        assert self._first is not None
+        return f"{self.net.address(self._first)}:29400"
+
+    def _conf(self, machine: int) -> dict[str, str]:
+        # In a namespace the host's name leads to another address, so torchrun must be told who hosts the store.
+        return {"conf": f"is_host={int(machine == self._first)}"}
+
+
 @contextlib.contextmanager
-def pods(net: Network, url: str, root: Path, run: str, size: str) -> Iterator[Pods]:
-    made = Pods(net, url, root, run, size)
+def pods(net: Network, url: str, root: Path, run: str, size: str, kind: type[Pods] = Pods) -> Iterator[Pods]:
+    made = kind(net, url, root, run, size)
     try:
         yield made
     finally:
