@@ -231,12 +231,15 @@ class Participant:
 
     @property
     def _is_due(self) -> bool:
-        """Something is to be done here as soon as a little time has passed: by rank 0 if enough nodes wait, and by any
-        other if rank 0 has fallen silent."""
+        """Something is to be done here as soon as a little time has passed: by rank 0 if enough nodes wait, or one that
+        a round has room for, and by any other if rank 0 has fallen silent."""
         leader = self._mingle.leader
         if not self._mingle.leads:
             return leader is not None and self._peers.of(leader.node, leader.incarnation) == "silent"
-        return self._waits and len(self._mingle.members) >= self.run.spec.nodes_min
+        here, round_ = len(self._mingle.members), self.round
+        if self._waits or round_ is None:
+            return here >= self.run.spec.nodes_min
+        return len(round_.members) < min(here, self.run.spec.nodes_max)
 
     def _start(self, round_: Round, rank: int) -> Work:
         if rank == 0 and self._ports is not None and (listening := self._ports.take(round_.master_port)):

@@ -176,7 +176,7 @@ class Rendezvous(RendezvousHandler):
         """Leave torchrun's loop: the run is over, for all or for this node."""
         error, outcome = self._node.error, self._node.outcome
         if isinstance(error, NotAllHere):
-            raise RendezvousTimeoutError(str(error))
+            raise RendezvousTimeoutError(f"{error.message}; raise --rdzv-conf timeout=SECONDS to wait longer")
         if isinstance(error, BadInput):
             sys.exit(f"error: {error}")
         if error is not None:
