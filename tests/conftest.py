@@ -30,6 +30,7 @@ _HEAVY = (
     "bootstrap/agent/test_agent.py",
     "bootstrap/boot/test_debian.py",
     "bootstrap/launch",
+    "bootstrap/torchrun_plugin/test_torchrun.py",
     "cli/commands/machines/test_staying.py",
     "docs/test_commands.py",
     "trainers/checkpoint/test_kills.py",
