@@ -74,6 +74,8 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
 WORKER_SITE = str(Path(__file__).parent / "worker_site")
 """Folder with the ``sitecustomize`` of a worker's interpreters."""
 
+_BACKEND = "gpuctl-round"
+"""Of torchrun's rendezvous, here where the round is known; ``gpuctl`` is that of the plug-in for torchrun itself."""
 _ONLY_AT_START = ("LD_", "DYLD_", "PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_")
 
 
@@ -98,13 +100,13 @@ def launch(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
     # Interpreters that a worker starts, or becomes by ``os.exec*``, see to their end as well.
     os.environ["PYTHONPATH"] = os.pathsep.join([WORKER_SITE, *filter(None, [os.environ.get("PYTHONPATH")])])
     signal.signal(signal.SIGCHLD, end_leftovers)
-    rendezvous_handler_registry.register("gpuctl", lambda _: _static_rendezvous(spec, listening))
+    rendezvous_handler_registry.register(_BACKEND, lambda _: _static_rendezvous(spec, listening))
     config = LaunchConfig(
         min_nodes=spec.nodes,
         max_nodes=spec.nodes,
         nproc_per_node=spec.nproc,
         run_id=spec.run_id,
-        rdzv_backend="gpuctl",
+        rdzv_backend=_BACKEND,
         max_restarts=0,
         monitor_interval=0.03,
         start_method="fork",
@@ -152,7 +154,7 @@ def _static_rendezvous(spec: LaunchSpec, listening: int | None) -> Any:
 
     class ListeningRendezvous(StaticTCPRendezvous):
         def get_backend(self) -> str:
-            return "gpuctl"
+            return _BACKEND
 
         def next_rendezvous(self) -> RendezvousInfo:
             store = TCPStore(
