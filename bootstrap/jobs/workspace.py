@@ -13,6 +13,7 @@ from gpuctl.cluster.records.codec import decode
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.storage.interface import Store
 from gpuctl.trainers.launchers.preload import imports_of
+from gpuctl.trainers.launchers.torchrun import TORCHRUN
 
 
 class JobWorkspace:
@@ -55,6 +56,8 @@ class JobWorkspace:
 
     def imports(self) -> list[str]:
         """What the script will import, for the warm interpreter. Only after ``prepare``."""
+        if self.spec.launcher != TORCHRUN:
+            return []  # its workers begin anew
         return imports_of(self.code / self.spec.script, self.code)
 
     def round_dir(self, number: int) -> Path:

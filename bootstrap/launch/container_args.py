@@ -47,11 +47,11 @@ _NAMES_A_FILE = (
     "NCCL_TOPO_FILE",
 )
 
-# An image need not say which of its interpreters is the one with torch.
+# An image need not say which of its interpreters is the one with torch, or whatever the job needs.
 _FIND_PYTHON = (
     'for python in python3 python; do "$python" -c "import importlib.util as u, sys;'
-    ' sys.exit(u.find_spec(\'torch\') is None)" 2>/dev/null && exec "$python" "$@"; done;'
-    ' echo "no python in this image has torch" >&2; exit 127'
+    ' sys.exit(u.find_spec(\'{package}\') is None)" 2>/dev/null && exec "$python" "$@"; done;'
+    ' echo "no python in this image has {package}" >&2; exit 127'
 )
 
 
@@ -93,10 +93,12 @@ class ContainerSpec:
     """Files and folders that are there under the same path."""
     readable: tuple[str, ...]
     """The same, to be read only."""
-    package: Path
-    """gpuctl's own, as it is installed on the node."""
+    library: Path
+    """gpuctl's own package, as it is installed on the node."""
     meeting: str
     """Folder where the agent listens (see ``container_entry``)."""
+    package: str = "torch"
+    """What the job's interpreter must have."""
 
 
 def found_machine(gpus: bool, uid: int, gid: int, options: tuple[str, ...], root: Path = Path("/")) -> HostDevices:
@@ -155,11 +157,12 @@ def run_command(runtime: ContainerRuntime, machine: HostDevices, box: ContainerS
         command += ["--volume", f"{path}:{path}"]
     for path in dict.fromkeys((*box.readable, *machine.files)):  # the same twice is an error
         command += ["--volume", f"{path}:{path}:ro"]
-    for part in ("__init__.py", "cluster", "trainers"):
+    for part in ("__init__.py", "jax.py", "cluster", "trainers"):
         # Each by itself, because a floor may be a link to somewhere else.
-        command += ["--volume", f"{(box.package / part).resolve()}:{LIBRARY}/gpuctl/{part}:ro"]
+        command += ["--volume", f"{(box.library / part).resolve()}:{LIBRARY}/gpuctl/{part}:ro"]
     command += [*machine.options, "--entrypoint", "sh", box.image]
-    return [*command, "-c", _FIND_PYTHON, "sh", f"{LIBRARY}/gpuctl/trainers/launchers/container_entry.py", box.meeting]
+    find = _FIND_PYTHON.replace("{package}", box.package)
+    return [*command, "-c", find, "sh", f"{LIBRARY}/gpuctl/trainers/launchers/container_entry.py", box.meeting]
 
 
 def pull_command(runtime: ContainerRuntime, image: str) -> list[str]:

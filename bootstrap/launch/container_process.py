@@ -34,7 +34,12 @@ class ContainerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """The command to run inside a container."""
 
     args: list[str]
-    """torchrun's."""
+    """torchrun's; with another launcher, the script and its own."""
+    launcher: str = ""
+    """One that is not torchrun."""
+    world: dict[str, Any] = {}
+    """The round, for that one."""
+    log_dir: str = ""
     env: dict[str, str]
     library_path: list[str]
     """Folders for the end of ``LD_LIBRARY_PATH``."""

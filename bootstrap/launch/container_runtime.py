@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import shutil
@@ -43,7 +44,8 @@ from gpuctl.bootstrap.launch.interpreter import Launched, OnExit
 from gpuctl.bootstrap.launch.old_images import PulledImages
 from gpuctl.bootstrap.ports import reserved
 from gpuctl.cluster.errors import Fenced, GpuctlError
-from gpuctl.trainers.launchers.torchrun import LaunchSpec
+from gpuctl.trainers.launchers.adapter import named
+from gpuctl.trainers.launchers.torchrun import TORCHRUN, LaunchSpec
 
 _NOTE = "container-runtime.json"
 """In the node's folder once it has run a container: what ran it."""
@@ -136,8 +138,9 @@ class Containers:
             cwd=spec.cwd,
             writable=(str(folder), *scratch_folder(env), *_bucket_folder(env.get("GPUCTL_BUCKET", ""))),
             readable=(*named_files(env), *libraries.mounted),
-            package=Path(gpuctl.__file__).parent,
+            library=Path(gpuctl.__file__).parent,
             meeting=str(meeting),
+            package=named(spec.launcher).needs or "sys",
         )
         machine = found_machine(self._gpus, os.getuid(), os.getgid(), _options(env))
         (self._folder / _NOTE).write_bytes(msgspec.json.encode(runtime))
@@ -151,7 +154,10 @@ class Containers:
             self._client_env,
             meeting,
             ContainerCommand(
-                args=torchrun_args(spec),
+                args=torchrun_args(spec) if spec.launcher == TORCHRUN else [spec.script, *spec.args],
+                launcher="" if spec.launcher == TORCHRUN else spec.launcher,
+                world=dataclasses.asdict(spec.world),
+                log_dir=spec.log_dir,
                 env=env,
                 library_path=list(libraries.searched),
                 library=LIBRARY,

@@ -22,13 +22,17 @@ class WorkerStop:
     Args:
         clock: the node's.
         deadline: by its monotonic clock, when those that still run are killed.
-        listens: whether the worker with this pid catches SIGTERM, so that a stop costs no step.
+        listens: whether the worker with this pid catches the signal, so that a stop costs no step.
+        number: by which signal they are asked.
     """
 
-    def __init__(self, clock: Clock, deadline: float, listens: Callable[[int], bool]) -> None:
+    def __init__(
+        self, clock: Clock, deadline: float, listens: Callable[[int], bool], number: int = signal.SIGTERM
+    ) -> None:
         self._clock = clock
         self._deadline = deadline
         self._listens = listens
+        self._number = number
         self._asked: set[int] = set()
         self._showed: dict[int, float] = {}
         """When each worker was asked for its stack."""
@@ -39,14 +43,14 @@ class WorkerStop:
         return bool(self._asked)
 
     def ask(self, workers: Sequence[int], *, launched: bool, everyone: bool, stacks: bool) -> bool:
-        """SIGTERM to those not asked yet; returns whether what still runs is to be killed.
+        """Signal those not asked yet; returns whether what still runs is to be killed.
 
         Call it again on every turn of the loop: a worker that has only just started catches nothing yet.
 
         Args:
             workers: pids of those that run now.
             launched: whether there is a launcher, which then has these workers and no others.
-            everyone: the job ends, so it is for those too that do not catch SIGTERM, and for a launcher without
+            everyone: the job ends, so it is for those too that do not catch the signal, and for a launcher without
                 workers, which waits for those of other nodes.
             stacks: workers write their stacks into their logs first.
         """
@@ -60,7 +64,7 @@ class WorkerStop:
                 continue
             if pid not in self._asked and (everyone or self._listens(pid)):
                 self._asked.add(pid)
-                _signal(pid, signal.SIGTERM)
+                _signal(pid, self._number)
         if workers or not launched:
             self._no_workers_since = None
         elif self._no_workers_since is None:

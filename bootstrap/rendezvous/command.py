@@ -29,7 +29,9 @@ class CommandRun:
         rank: int,
         clock: Clock,
         on_end: Callable[[], None],
+        stop: int = signal.SIGTERM,
     ) -> None:
+        """``stop``: by which signal it is asked to end."""
         self.round = round_
         self.exit: NodeExit | None = None
         self.exit_code: int | None = None
@@ -38,6 +40,7 @@ class CommandRun:
         self._rank = rank
         self._clock = clock
         self._on_end = on_end
+        self._stop = stop
         self._killed = False
         self._deadline: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,10 +61,10 @@ class CommandRun:
         return (round_.job, round_.number) == (self.round.job, self.round.number)
 
     def ask_to_stop(self, round_: Round) -> None:
-        """SIGTERM, and SIGKILL once the time that the round gives is over."""
+        """Its signal, and SIGKILL once the time that the round gives is over."""
         if self._deadline is None:
             self._deadline = self._clock.monotonic() + round_.drain_s
-            self.send(signal.SIGTERM)
+            self.send(self._stop)
         elif self._clock.monotonic() > self._deadline:
             self.kill()
 
@@ -98,7 +101,7 @@ class CommandRun:
         if self._killed:
             self._end("stopped", None, name)
         elif self._deadline is not None:
-            self._end("drained" if code in (0, 128 + signal.SIGTERM) else "stopped", None, name)
+            self._end("drained" if code in (0, 128 + self._stop) else "stopped", None, name)
         else:
             self._end("completed" if code == 0 else "failed", code, name)
 

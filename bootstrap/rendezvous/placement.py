@@ -35,6 +35,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     local_world_size: int
     nodes: tuple[str, ...]
     """Names of all nodes, by rank."""
+    hosts: tuple[str, ...]
+    """Their addresses."""
 
     def variables(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """What launchers and ``init_method="env://"`` read.
@@ -55,6 +57,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
             "PET_MASTER_ADDR": self.master_address,
             "PET_MASTER_PORT": str(self.master_port),
             "LOCAL_ADDR": self.local_address,
+            "GPUCTL_HOSTS": ",".join(self.hosts),
             "MINGLE_ID": self.id,
             "MINGLE_ROUND": str(self.round),
         }
@@ -81,4 +84,5 @@ def placement_of(round_: Round, rank: int) -> Placement:
         local_rank=here.index(rank),
         local_world_size=len(here),
         nodes=tuple(member.node for member in round_.members),
+        hosts=tuple(member.address for member in round_.members),
     )

@@ -15,9 +15,11 @@ _NAMED = 5
 
 
 def send_folder(store: Bucket, folder: Path, script: str) -> str:
-    """Pack ``folder`` and send it unless the bucket has it; returns its digest."""
+    """Pack ``folder`` and send it unless the bucket has it; returns its digest. ``script``: what is to run in it, which
+    may be a program of the nodes' instead."""
     found = code_survey.look_over(folder, apart=state_dir().resolve())
-    if script not in {item.name for item in found.items}:
+    is_here = (folder / script).is_file() and not Path(script).is_absolute()
+    if is_here and script not in {item.name for item in found.items}:
         raise BadInput(f"{script} is excluded by .gitignore, so the nodes would not get it", "change .gitignore")
     if found.private:
         names = ", ".join(found.private[:_NAMED]) + (" …" if len(found.private) > _NAMED else "")

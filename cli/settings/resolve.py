@@ -60,6 +60,7 @@ class Settings:
     exit_timeout: int
     nproc: int | None
     image: str | None
+    launcher: str
     env: dict[str, str]
     found: dict[str, Setting]
 
@@ -173,6 +174,13 @@ def _image(text: str) -> str:
     return text
 
 
+def _launcher(text: str) -> str:
+    from gpuctl.trainers.launchers.adapter import named
+
+    named(text)
+    return text
+
+
 def _backend(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://\S+", text):
         raise ValueError("is not a URL that `pulumi login` takes; use one such as s3://bucket")
@@ -218,5 +226,6 @@ KEYS = (
     ),
     Key("nproc", whole_number(1), "", "Worker processes per node of a job; unset: the node's slots."),
     Key("image", _image, "", "Container image for a job's workers; unset: the node itself."),
+    Key("launcher", _launcher, "torchrun", "What starts a job's workers: torchrun, jax, tensorflow, horovod or exec."),
     Key("env", _text, "", "Variables for the workers."),
 )

@@ -51,6 +51,7 @@ class JobRequest:
     max_restarts: int = 0
     exit_timeout_s: float = 60.0
     image: str = ""
+    launcher: str = "torchrun"
     allow_tcp: bool = False
     submitted_by: str = ""
 
@@ -104,6 +105,7 @@ def submit(store: Store, cluster: ClusterSpec, request: JobRequest) -> JobSpec:
         max_restarts=request.max_restarts,
         exit_timeout_s=request.exit_timeout_s,
         image=request.image,
+        launcher=request.launcher,
         allow_tcp=request.allow_tcp,
         submitted_at=time.time(),
         submitted_by=request.submitted_by,

@@ -25,6 +25,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Once some ranks have ended: seconds that the others may be there and do nothing; 0: for ever."""
     image: str = ""
     """Container image that the workers run in; empty: the node itself."""
+    launcher: str = "torchrun"
+    """What starts the workers on each node, as ``--launcher`` names it."""
     allow_tcp: bool = False
     """Begin although NCCL cannot use the fabric that the machines are sold with."""
     submitted_at: float = 0.0

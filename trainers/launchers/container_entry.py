@@ -1,14 +1,17 @@
-"""The first process of a job's container: it starts torchrun there and ends everything when the agent goes away.
+"""The first process of a job's container: it starts the launcher there, which is torchrun as a rule, and ends
+everything when the agent goes away.
 
 It runs in the image's Python, which knows nothing of gpuctl: the standard library only, from Python 3.8 on, and this
-file is started by its path. torchrun itself is a child of it; the agent sees both from outside, and signals the workers
+file is started by its path. The launcher is a child of it; the agent sees both from outside, and signals the workers
 as it would its own.
 
 It talks to the agent over a Unix socket in a folder that both see, one JSON line each:
 
 - in: ``{"args": […], "env": {…}, "library_path": […], "library": …, "fabric": …}``: torchrun's arguments; variables,
   which so stand on no command line and in no ``inspect``; folders with the fabric's libraries; a folder with gpuctl's
-  source, for images that have what it needs but not gpuctl itself; and a fabric that NCCL must be able to use
+  source, for images that have what it needs but not gpuctl itself; and a fabric that NCCL must be able to use. With
+  ``launcher``, ``world`` and ``log_dir``, another launcher is started, and ``args`` are the script's (see
+  ``process_group``)
 - out: ``{"event": "started"}``, then ``{"failures": [{"local_rank": …, "exit_code": …}]}``, or ``{"error": …}`` where
   torchrun itself failed
 
@@ -27,6 +30,7 @@ import socket
 import sys
 import traceback
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 SOCKET = "agent.sock"
@@ -42,7 +46,7 @@ def main(folder: str) -> None:
     line = _read_line(agent)
     child = os.fork()
     if child == 0:
-        os._exit(_torchrun(json.loads(line), agent, folder))
+        os._exit(_launch(json.loads(line), agent, folder))
     agent.sendall(_line(event="started"))
     _outlive(child, agent)
 
@@ -79,17 +83,21 @@ def _outlive(child: int, agent: socket.socket) -> None:
         ended.recv(4096)
 
 
-def _torchrun(order: dict[str, Any], agent: socket.socket, folder: str) -> int:
+def _launch(order: dict[str, Any], agent: socket.socket, folder: str) -> int:
     os.environ.update(order["env"])
     _search_last(order["library_path"])
     _have_a_home()
     _offer_gpuctl(order["library"])
-    _see_to_the_end(order["library"])
+    if not order["launcher"]:
+        _see_to_the_end(order["library"])
     try:
         if order["fabric"]:
             _require(order["fabric"], order["library"], f"{folder}/lib")
-        said: dict[str, Any] = {"failures": _failures_of(_with_one_output(order["args"]))}
-    except _NoFabric as error:
+        if order["launcher"]:
+            said: dict[str, Any] = {"failures": _failures_in_group(order)}
+        else:
+            said = {"failures": _failures_of(_with_one_output(order["args"]))}
+    except (_NoFabric, _Unable) as error:
         said = {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - the process ends here, and should say why
         traceback.print_exc()
@@ -111,6 +119,29 @@ def _failures_of(args: list[str]) -> list[dict[str, int]]:
             for f in error.failures.values()
         ]
     return []
+
+
+def _failures_in_group(order: dict[str, Any]) -> list[dict[str, int]]:
+    """Raises ``_Unable`` if nothing can be started in this image."""
+    # An image has no gpuctl as a rule; what is used of it needs nothing else.
+    sys.path.append(order["library"])
+    from gpuctl.trainers.launchers import process_group
+    from gpuctl.trainers.launchers.adapter import World, named
+
+    world: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in order["world"].items()
+    }
+    try:
+        failures = process_group.run(
+            named(order["launcher"]), World(**world), order["args"], os.environ, Path(order["log_dir"])
+        )
+    except process_group.Unable as error:
+        raise _Unable(str(error)) from error
+    return [{"local_rank": one.local_rank, "exit_code": one.exit_code} for one in failures]
+
+
+class _Unable(Exception):
+    """What the launcher needs is not in this image."""
 
 
 def _with_one_output(args: list[str]) -> list[str]:

@@ -29,8 +29,12 @@ import msgspec
 from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
 from gpuctl.cluster.worker_context import STDERR_MARK
 from gpuctl.trainers import gloo_exit, stack_signal
+from gpuctl.trainers.launchers.adapter import World
 from gpuctl.trainers.launchers.descendants import end_holders
 from gpuctl.trainers.log_output import LogFile, to_log
+
+TORCHRUN = "torchrun"
+"""The launcher of jobs that name no other."""
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +59,21 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str
     cgroup: str = ""
     """Folder of the cgroup for all that is started; empty: none."""
+    launcher: str = TORCHRUN
+    """As ``--launcher`` names it. Any other is ``process_group``'s."""
+    hosts: tuple[str, ...] = ()
+    """Address of each node, by rank."""
+    nprocs: tuple[int, ...] = ()
+    """Number of workers on each."""
 
     @property
     def run_id(self) -> str:
         return f"{self.job}-{self.round}"
+
+    @property
+    def world(self) -> World:
+        """The round, for a launcher that is not torchrun."""
+        return World(self.job, self.round, self.rank, self.hosts, self.nprocs, self.master_address, self.master_port)
 
 
 class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):

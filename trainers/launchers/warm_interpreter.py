@@ -35,9 +35,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from gpuctl.trainers.launchers import process_group
+from gpuctl.trainers.launchers.adapter import named
 from gpuctl.trainers.launchers.descendants import adopt_orphans, children_of, end_orphans, enter
 from gpuctl.trainers.launchers.preload import preload
-from gpuctl.trainers.launchers.torchrun import LaunchSpec, die_with_parent, launch
+from gpuctl.trainers.launchers.torchrun import TORCHRUN, LaunchSpec, WorkerFailure, die_with_parent, launch
 
 _EVERY_SCRIPT = (
     "torch",
@@ -144,6 +146,8 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             status = _launcher(spec, listening, write, fresh=fresh)
+        except process_group.Unable as error:
+            os.write(write, _message(error=str(error)))
         except BaseException as error:  # noqa: BLE001 - the process ends here, and should say why
             os.write(write, _message(error=f"{type(error).__name__}: {error}"))
             traceback.print_exc()
@@ -187,12 +191,24 @@ def _launcher(spec: LaunchSpec, listening: int | None, result: int, *, fresh: bo
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(spec.cwd)
+    if spec.launcher != TORCHRUN:
+        os.write(result, _message(failures=_in_group(spec, listening)))
+        return 0
     if fresh:
         _become_new(spec, listening, result)
     os.environ.clear()
     os.environ.update(spec.env)
     os.write(result, _message(failures=launch(spec, listening)))
     return 0
+
+
+def _in_group(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
+    """The workers of another launcher: programs, which begin anew."""
+    held = None if listening is None else socket.socket(fileno=listening)
+    ended = process_group.run(
+        named(spec.launcher), spec.world, [spec.script, *spec.args], spec.env, Path(spec.log_dir), held
+    )
+    return [WorkerFailure(local_rank=one.local_rank, exit_code=one.exit_code, pid=one.pid) for one in ended]
 
 
 def _become_new(spec: LaunchSpec, listening: int | None, result: int) -> NoReturn:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -64,6 +66,13 @@ def verb(
     grace: Annotated[
         str | None, text_option("--grace", metavar="SECONDS", about="For CMD to end after a SIGTERM (default: 25).")
     ] = None,
+    launcher: Annotated[
+        str | None,
+        text_option("--launcher", metavar="NAME", about="Run CMD as torchrun, jax, tensorflow, horovod or exec would."),
+    ] = None,
+    nproc: Annotated[
+        str | None, text_option("--nproc", metavar="K", about="With --launcher: processes per machine (default: 1).")
+    ] = None,
     env_file: Annotated[
         str | None, text_option("--env-file", metavar="FILE", about="Write NAME=VALUE lines there.")
     ] = None,
@@ -80,6 +89,9 @@ def verb(
     from gpuctl.bootstrap.rendezvous.participant import Attendee
     from gpuctl.bootstrap.rendezvous.runs import RunRequest
     from gpuctl.cluster.storage.bucket import open_bucket
+    from gpuctl.trainers.launchers import process_group
+    from gpuctl.trainers.launchers.adapter import named, stop_signal
+    from gpuctl.trainers.launchers.process_group import missing
 
     as_json = wants_json(output)
     if run_id is None:
@@ -98,6 +110,12 @@ def verb(
         raise BadInput("--address and --interface both choose an address", "leave out one of them")
     if command and (as_json or env_file is not None):
         raise BadInput("-o json and --env-file are for use without CMD", "CMD finds the variables in its environment")
+    if not command and launcher is not None:
+        raise BadInput("--launcher needs a command to run", "add `-- CMD`, such as `-- python train.py`")
+    if launcher is None and nproc is not None:
+        raise BadInput("--nproc is for --launcher", "add, for example, --launcher torchrun")
+    chosen_launcher = parse_flag("--launcher", launcher, named)
+    processes = parse_flag("--nproc", nproc, whole_number(1)) or 1
     timeout_s = parse_flag("--timeout", timeout, seconds)
     grace_s = parse_flag("--grace", grace, seconds)
     master_port = parse_flag("--port", port, _port) or 0
@@ -107,13 +125,19 @@ def verb(
         _refuse_unwritable(Path(env_file))
     if command:
         _refuse_unknown(command[0])
+        if chosen_launcher is not None and (what := missing(chosen_launcher, command, os.environ)):
+            raise BadInput(*what.split("; ", 1))
     request = RunRequest(run_id, *wanted, max_restarts=settings.max_restarts, host=host_name())
     attendee = Attendee(request.host, own_address(address, interface), chosen, master_port)
     store = open_bucket(settings.bucket, patience_s=3.0, timeout_s=5.0)
     if command:
         from gpuctl.cli.commands.jobs.mingle_command import run
 
-        run(store, request, attendee, command, timeout_s, _GRACE_S if grace_s is None else grace_s, _tell)
+        stop: int = signal.SIGTERM
+        if chosen_launcher is not None and launcher is not None:
+            stop = stop_signal(chosen_launcher, os.environ)
+            command = [sys.executable, "-P", "-m", process_group.__name__, launcher, str(processes), *command]
+        run(store, request, attendee, command, timeout_s, _GRACE_S if grace_s is None else grace_s, _tell, stop)
         return
     with as_interrupts():
         place = meet(store, request, attendee, timeout_s, _tell)

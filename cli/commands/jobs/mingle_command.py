@@ -35,11 +35,13 @@ def run(
     timeout_s: float | None,
     grace_s: float,
     say: Callable[[str], None],
+    stop: int = signal.SIGTERM,
 ) -> None:
     """Run the command in each round until the run has ended.
 
     The first Ctrl-C, SIGTERM or SIGHUP has this node leave: the command is asked to end, and killed after ``grace_s``
-    seconds; a second one kills it at once. SIGUSR1 and SIGUSR2 go to the command.
+    seconds; a second one kills it at once. ``stop`` is the signal by which it is asked. SIGUSR1 and SIGUSR2 go to the
+    command.
 
     Raises what ``Session.stay`` does, ``RunFailed``, and ``Interrupted`` after a signal.
     """
@@ -48,7 +50,7 @@ def run(
 
     def begin(round_: Round, rank: int, on_end: Callable[[], None]) -> CommandRun:
         place = placement_of(round_, rank)
-        runs[:] = [CommandRun(command, round_, rank, clock, on_end)]
+        runs[:] = [CommandRun(command, round_, rank, clock, on_end, stop)]
         runs[0].start(place.variables(os.environ))
         return runs[0]
 

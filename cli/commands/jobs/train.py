@@ -22,6 +22,15 @@ from gpuctl.cli.signals import Interrupted
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs import private_files, queue
 from gpuctl.cluster.records.jobs import JobSpec
+from gpuctl.trainers.launchers.adapter import (
+    STOP_SIGNAL,
+    Launcher,
+    Process,
+    World,
+    all_variables,
+    is_stop_signal,
+    named,
+)
 
 _RESERVED = frozenset(
     [
@@ -52,7 +61,9 @@ _WORKERS_PER_CORE = 8
 
 
 def verb(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script in the working folder or below.")],
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="Script in the working folder or below; with exec, any program.")
+    ],
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments, after `--`.")
     ] = None,
@@ -65,13 +76,17 @@ def verb(
     nproc: Annotated[
         str | None, text_option("--nproc", metavar="K", about="Worker processes per node (default: its slots).")
     ] = None,
+    launcher: Annotated[
+        str | None,
+        text_option("--launcher", metavar="NAME", about="torchrun (default), jax, tensorflow, horovod or exec."),
+    ] = None,
     env: Annotated[
         list[str] | None,
         text_option("--env", "-e", metavar="NAME=VALUE", about="Variable for the workers; repeatable."),
     ] = None,
     image: Annotated[
         str | None,
-        text_option("--image", metavar="IMAGE", about="Container image with torch, to run the workers in."),
+        text_option("--image", metavar="IMAGE", about="Container image with the framework, to run the workers in."),
     ] = None,
     max_restarts: Annotated[
         str | None, text_option("--max-restarts", metavar="N", about="Restarts after a failure of the script.")
@@ -96,21 +111,24 @@ def verb(
         {
             "cluster": cluster,
             "nproc": nproc,
+            "launcher": launcher,
             "image": image,
             "env": env or (),
             "max_restarts": max_restarts,
             "exit_timeout": exit_timeout,
         },
-        only=(*USED, "nproc", "image", "env", "max_restarts", "exit_timeout"),
+        only=(*USED, "nproc", "launcher", "image", "env", "max_restarts", "exit_timeout"),
     )
-    _refuse_reserved(settings)
+    chosen = named(settings.launcher)
+    _refuse_reserved(settings, chosen)
     wanted = parse_flag("--nodes", nodes, parse_nodes)
     refuse_home(Path.cwd())
-    name = checked_script(script, Path.cwd())
+    name = (checked_program if chosen.name == "exec" else checked_script)(script, Path.cwd())
+    per_node = settings.nproc or (1 if chosen.one_per_node else None)
     access = reach_with(settings)
     spec = queue.cluster_spec(access.store)
     _, most = queue.check_nodes(spec, wanted)
-    _warn_of_many(spec.provider, most * (settings.nproc or spec.slots or 1))
+    _warn_of_many(spec.provider, most * (per_node or spec.slots or 1))
     code = send_folder(access.store, Path.cwd(), name)
     request = queue.JobRequest(
         script=name,
@@ -118,7 +136,8 @@ def verb(
         env=tuple(settings.env.items()),
         code=code,
         nodes=wanted,
-        nproc=settings.nproc,
+        nproc=per_node,
+        launcher=settings.launcher,
         max_restarts=settings.max_restarts,
         exit_timeout_s=settings.exit_timeout,
         image=settings.image or "",
@@ -143,12 +162,39 @@ def _warn_of_many(provider: str, workers: int) -> None:
         say(f"warning: {workers} processes on this machine with {count(cores, 'core')}; --nproc sets how many per node")
 
 
-def _refuse_reserved(settings: Settings) -> None:
+def _refuse_reserved(settings: Settings, launcher: Launcher) -> None:
     """Raises ``BadInput`` for a variable that the launcher sets for each worker: it would have no effect."""
-    taken = [name for name in settings.env if name in _RESERVED]
-    if taken:
-        source = settings.found[f"env.{taken[0]}"].source
-        raise BadInput(f"{taken[0]} (from {source}) is set for each worker by gpuctl", "use another name")
+    anywhere = World("job", 1, 0, ("127.0.0.1",), (1,), "127.0.0.1", 1)
+    sets = {} if launcher.name == "torchrun" else all_variables(launcher, Process(anywhere, 0, settings.env, ("",)))
+    for name, value in settings.env.items():
+        if name in _RESERVED or sets.get(name, value) != value:
+            source = settings.found[f"env.{name}"].source
+            raise BadInput(f"{name} (from {source}) is set for each worker by gpuctl", "use another name")
+    if (asked := settings.env.get(STOP_SIGNAL)) is not None and not is_stop_signal(asked):
+        raise BadInput(f"{STOP_SIGNAL}={asked} is not a signal to stop by", "use TERM, INT, USR1 or USR2")
+
+
+def checked_program(program: str, folder: Path) -> str:
+    """As ``checked_script``, for any program: one in the folder, or one that the nodes have in their PATH."""
+    path = folder / program
+    if program.endswith(".py") or path.is_dir():
+        return checked_script(program, folder)
+    if not path.is_file():
+        if "/" in program and not Path(program).is_absolute():
+            raise BadInput(
+                f"program {program} does not exist", "name one below the working folder, or one of the nodes'"
+            )
+        return program
+    if Path(program).is_absolute():
+        return program
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BadInput(
+            f"program {program} is outside the working folder, and only that is copied to the nodes",
+            f"run `gpuctl train` in {path.resolve().parent}",
+        )
+    if not os.access(path, os.X_OK):
+        raise BadInput(f"{program} may not be executed", f"make it a program: chmod +x {program}")
+    return path.resolve().relative_to(folder.resolve()).as_posix()
 
 
 def checked_script(script: str, folder: Path) -> str:

@@ -32,6 +32,7 @@ def show(
     max_restarts: Annotated[str | None, text_option("--max-restarts", metavar="N", about="See train.")] = None,
     exit_timeout: Annotated[str | None, text_option("--exit-timeout", metavar="SECONDS", about="See train.")] = None,
     nproc: Annotated[str | None, text_option("--nproc", metavar="K", about="See train.")] = None,
+    launcher: Annotated[str | None, text_option("--launcher", metavar="NAME", about="See train.")] = None,
     env: Annotated[list[str] | None, text_option("--env", metavar="NAME=VALUE", about="See train.")] = None,
     output: Output = "text",
 ) -> None:
@@ -53,6 +54,7 @@ def show(
             "max_restarts": max_restarts,
             "exit_timeout": exit_timeout,
             "nproc": nproc,
+            "launcher": launcher,
             "env": env or (),
         }
     )

@@ -39,7 +39,7 @@ BOX = ContainerSpec(
     cwd="/node/jobs/train-1/code",
     writable=("/node/jobs/train-1",),
     readable=("/root/key.json",),
-    package=Path("/venv/gpuctl"),
+    library=Path("/venv/gpuctl"),
     meeting="/node/jobs/train-1/rounds/000002/container",
 )
 

@@ -24,5 +24,5 @@ def _run(spec: ModuleSpec | None) -> Any:
 
 
 _run(PathFinder.find_spec("sitecustomize", [path for path in sys.path if Path(path).resolve() != _HERE]))
-for _name in ("gloo_exit", "stack_signal", "log_output"):
+for _name in ("gloo_exit", "stack_signal", "log_output", "failing_exit", "jax_world"):
     _run(spec_from_file_location(_name, str(_HERE.parent.parent / f"{_name}.py"))).install()
