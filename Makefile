@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
+# JAX, TensorFlow and Horovod, which would bring two gigabytes into everybody's .venv.
+FRAMEWORKS := build/frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 # The one that the pins were tested with first.
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python)
 
@@ -31,7 +34,7 @@ endif
 busy_loop = sh -c 'while kill -0 $$PPID 2>/dev/null; do :; done'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-exhaustive test-busy test-times test-machines mutate bench bench-checkpoint bench-rendezvous preview catalog docs lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-exhaustive test-busy frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -69,6 +72,8 @@ docs: $(DOCS_STAMP) ## The documentation as a site, in build/site; a link that l
 
 setup: $(STAMP) ## Only make .venv
 
+frameworks: $(FRAMEWORKS_STAMP) ## JAX, TensorFlow and Horovod, for the tests that train with them (2 GB)
+
 lint: $(STAMP) ## Formatting and lint rules
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
@@ -83,7 +88,7 @@ contracts: $(STAMP) ## Imports go down only
 unit: $(STAMP) ## The quick tests and nothing else
 	$(TESTS)
 
-test-all: lint types contracts preview ## The same as test, with what is slow, depends on time or boots something
+test-all: lint types contracts preview $(FRAMEWORKS_STAMP) ## The same as test, with what is slow, depends on time or boots something
 	$(TESTS) -m "not exhaustive"
 
 test-exhaustive: $(STAMP) ## `up` broken off at every resource in every way, on three clouds: hours
@@ -114,9 +119,19 @@ $(DOCS_STAMP): pyproject.toml constraints.txt $(SICK)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@
 
+# tf_keras without its dependencies, or it brings a second TensorFlow.
+$(FRAMEWORKS_STAMP): pyproject.toml constraints.txt tools/horovod.sh
+	@$(find_python) && "$$chosen" -m venv --clear $(FRAMEWORKS)
+	@echo "make: installing into $(FRAMEWORKS) (only this once; 2 GB, and Horovod is built)"
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile -c constraints.txt -e '.[train,jax,tensorflow]'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile -c constraints.txt --no-deps tf_keras
+	tools/horovod.sh $(FRAMEWORKS)/bin/python
+	@touch $@
+
 constraints: ## Pin anew: the newest versions that pyproject.toml allows (then run the tests)
 	@$(find_python) && "$$chosen" -m venv --clear build/pins
-	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/pins/bin/python -m pip install --quiet '.[dev,docs]'
+	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/pins/bin/python -m pip install --quiet '.[dev,docs,jax,tensorflow]'
+	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/pins/bin/python -m pip install --quiet --no-deps tf_keras
 	@sed '/^[^#]/d' constraints.txt > build/constraints.txt
 	@build/pins/bin/python -m pip freeze --all | $(portable_pins) >> build/constraints.txt
 	@mv build/constraints.txt constraints.txt

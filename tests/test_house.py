@@ -26,6 +26,9 @@ from tests.paths import ROOT
 FLOORS = ("cli", "stacks", "bootstrap", "trainers", "cluster")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
+APART = {"docs", "jax", "tensorflow"}
+"""Extras that are not in `.venv`."""
+
 # Brought only by torch built for CUDA, which pins them itself.
 CUDA_ONLY = re.compile(r"nvidia-(?!ml-py$)|cuda-|triton")
 
@@ -47,7 +50,7 @@ def test_a_floor_stands_at_the_top_and_is_linked_into_the_package(floor: str) ->
 
 def test_the_package_holds_the_floors_and_nothing_else() -> None:
     found = {path.name for path in (ROOT / "src" / "gpuctl").iterdir()} - {"__pycache__"}
-    assert found == {*FLOORS, "__init__.py", "py.typed", "constraints.txt"}
+    assert found == {*FLOORS, "__init__.py", "jax.py", "py.typed", "constraints.txt"}
 
 
 def test_every_test_folder_mirrors_a_floor() -> None:
@@ -148,7 +151,7 @@ def test_a_wheel_holds_every_module(tmp_path: Path, through_an_sdist: bool) -> N
     (wheel,) = wheels.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("gpuctl_spot-")}
     modules = {f"gpuctl/{path.relative_to(ROOT)}" for path in _modules()}
-    assert {name for name in packed if name.endswith(".py")} == modules | {"gpuctl/__init__.py"}
+    assert {name for name in packed if name.endswith(".py")} == modules | {"gpuctl/__init__.py", "gpuctl/jax.py"}
     assert "gpuctl/py.typed" in packed
 
 
@@ -168,9 +171,10 @@ def test_the_constraints_pin_every_package_that_the_extras_bring() -> None:
     )
 
 
-def test_the_constraints_pin_what_builds_the_site() -> None:
+@pytest.mark.parametrize("extra", APART)
+def test_the_constraints_pin_what_is_installed_apart(extra: str) -> None:
     """Whether it is installed or not: the tests do without."""
-    wanted = [Requirement(text) for text in PROJECT["project"]["optional-dependencies"]["docs"]]
+    wanted = [Requirement(text) for text in PROJECT["project"]["optional-dependencies"][extra]]
     assert [str(one) for one in wanted if _pins().get(canonicalize_name(one.name), "") not in one.specifier] == []
 
 
@@ -247,9 +251,9 @@ def _pins() -> dict[str, str]:
 
 
 def _needed_packages() -> set[str]:
-    """All that gpuctl's requirements and extras lead to on this machine, the build backend with them. Not what builds
-    the site, which only `make docs` installs."""
-    extras = PROJECT["project"]["optional-dependencies"].keys() - {"docs"}
+    """All that gpuctl's requirements and extras lead to on this machine, the build backend with them. Not what only
+    `make docs` and `make frameworks` install."""
+    extras = PROJECT["project"]["optional-dependencies"].keys() - APART
     waiting = [Requirement(text) for text in PROJECT["build-system"]["requires"]]
     waiting.append(Requirement(f"{distribution.NAME}[{','.join(extras)}]"))
     seen: set[tuple[str, frozenset[str]]] = set()

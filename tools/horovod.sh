@@ -8,6 +8,8 @@
 # - its CMake files say a version that CMake 4 no longer takes; its setup.py imports what setuptools 81 has no more
 # - the build must see the environment's torch, so it is not isolated
 set -eu
+# Pins of gpuctl's own environment would rule out what the build needs.
+unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 
 python=$1
 folder=${2:-build/horovod}

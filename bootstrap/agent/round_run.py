@@ -18,7 +18,6 @@ from gpuctl.bootstrap.launch.container_args import passed
 from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Interpreter, Launched, LauncherExit
 from gpuctl.bootstrap.launch.memory import MemoryWatch
-from gpuctl.bootstrap.launch.requirements import require_fabric, require_package
 from gpuctl.bootstrap.launch.worker_ranks import ranks_left
 from gpuctl.bootstrap.launch.worker_stop import WorkerStop
 from gpuctl.bootstrap.mirror.mirror import Mirror
@@ -27,14 +26,13 @@ from gpuctl.bootstrap.ports import PortPool
 from gpuctl.cluster.checkpoints.replica_layout import map_of
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.disk import full_disk
-from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced
+from gpuctl.cluster.errors import CHECKPOINT_LOST, Fenced, GpuctlError
 from gpuctl.cluster.membership.rounds import CANCELLED
 from gpuctl.cluster.membership.stalls import STALLED
 from gpuctl.cluster.records.nodes import TrainingProgress
 from gpuctl.cluster.records.rounds import NodeExit, RankExit, Round
 from gpuctl.cluster.worker_context import AWARE, DEADLINE, PROGRESS, STDERR_MARK, TIERS, WorkerContext
-from gpuctl.trainers.diagnostics.net_plugin import FABRICS
-from gpuctl.trainers.launchers.adapter import named, stop_signal
+from gpuctl.trainers.diagnostics.net_plugin import FABRICS, complaint, missing_in
 from gpuctl.trainers.launchers.descendants import catches, end_marked
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure, needs_fresh
 
@@ -106,8 +104,7 @@ class RoundRun:
         ).start()
 
     def ask_to_stop(self, round_: Round) -> None:
-        """Drain: a signal (``adapter.stop_signal``) to each worker that catches it, once; the others go on until the
-        deadline.
+        """Drain: the job's stop signal to each worker that catches it, once; the others go on until the deadline.
 
         Call it again on every turn of the loop. The end of the job, cancelled or stalled, is for all of them; those
         that stall write their stacks into their logs first.
@@ -117,11 +114,12 @@ class RoundRun:
             self.kill()  # what it still waits for, such as its image, is not wanted any more
         if self._stop is None:
             deadline = self._clock.monotonic() + round_.drain_s
-            self._stop = WorkerStop(self._clock, deadline, self._listens, self._stop_signal())
+            self._stop = WorkerStop(self._clock, deadline, self._listens)
             with contextlib.suppress(OSError):  # then they do not know, and do their best
                 (self.context.round_dir / DEADLINE).write_text(f"{deadline:.3f}")
         is_end = round_.reason == CANCELLED or stalled
-        if self._stop.ask(self._workers(), launched=self._launched is not None, everyone=is_end, stacks=stalled):
+        number, launched = self._workspace.stop_signal, self._launched is not None
+        if self._stop.ask(self._workers(), launched=launched, everyone=is_end, stacks=stalled, number=number):
             self.kill()
 
     def kill(self) -> None:
@@ -186,8 +184,7 @@ class RoundRun:
                 folder, end = self._workspace.folder, self._gone_for_good
                 launched = containers.launch(job.image, spec, folder, listening, on_exit=end, fabric=fabric)
             else:
-                require_fabric(fabric, spec.env)
-                require_package(spec)
+                _require(fabric, spec.env)
                 self._cgroup = job_cgroup.make(self.round.job, self.round.number, job_cgroup.delegated())
                 spec = msgspec.structs.replace(spec, cgroup=self._cgroup)
                 launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._gone_for_good)
@@ -217,7 +214,7 @@ class RoundRun:
             address=member.address,
             master_address=self.round.master_address,
             master_port=self.round.master_port,
-            script=self._program(),
+            script=self._workspace.program,
             args=self._workspace.spec.args,
             cwd=str(self._workspace.code),
             env={**base_env, **job_env, **self.context.env()},
@@ -226,11 +223,6 @@ class RoundRun:
             hosts=tuple(one.address for one in self.round.members),
             nprocs=tuple(one.nproc for one in self.round.members),
         )
-
-    def _program(self) -> str:
-        """The script; with ``exec`` it may be a program of the node's instead."""
-        path = self._workspace.code / self._workspace.spec.script
-        return str(path) if path.exists() else self._workspace.spec.script
 
     def _tell_of_tiers(self) -> None:
         places = map_of(self.round, self.rank, self._workspace.tier, self._token)
@@ -292,12 +284,15 @@ class RoundRun:
     def _listens(self, pid: int) -> bool:
         """Whether a worker catches the signal. Where the kernel does not tell, those count that said so themselves."""
         if Path("/proc/self/status").exists():
-            return catches(pid, self._stop_signal())
+            return catches(pid, self._workspace.stop_signal)
         return len(list(self.context.round_dir.glob(f"{AWARE}.*"))) == self.round.members[self.rank].nproc
-
-    def _stop_signal(self) -> int:
-        return stop_signal(named(self._workspace.spec.launcher), self._workspace.spec.env)
 
     def _workers(self) -> list[int]:
         """Pids of the workers: the launcher's children."""
         return self._launched.workers() if self._launched else []
+
+
+def _require(fabric: str, env: dict[str, str]) -> None:
+    """Raises ``GpuctlError`` if there is a ``fabric`` and NCCL would go on over TCP."""
+    if fabric and (missing := missing_in(fabric, env)):
+        raise GpuctlError(complaint(fabric, missing, "on this node"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpuctl.cluster.jobs.code_archive import unpack
 from gpuctl.cluster.records.codec import decode
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.storage.interface import Store
+from gpuctl.trainers.launchers.adapter import named, stop_signal
 from gpuctl.trainers.launchers.preload import imports_of
 from gpuctl.trainers.launchers.torchrun import TORCHRUN
 
@@ -53,6 +55,17 @@ class JobWorkspace:
                     partial.rename(self.code)
                 self._spec = spec
             return self._spec
+
+    @property
+    def program(self) -> str:
+        """The script; with ``exec`` it may be a program of the node's instead. Only after ``prepare``."""
+        path = self.code / self.spec.script
+        return str(path) if path.exists() else self.spec.script
+
+    @property
+    def stop_signal(self) -> int:
+        """By which signal the job's workers are asked to stop; there are none before ``prepare``."""
+        return stop_signal(named(self._spec.launcher), self._spec.env) if self._spec else signal.SIGTERM
 
     def imports(self) -> list[str]:
         """What the script will import, for the warm interpreter. Only after ``prepare``."""

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gpuctl.bootstrap.network.nccl_env import INSTALLED, LIBFABRIC, OFI_PLUGINS
-from gpuctl.trainers.launchers.torchrun import LaunchSpec
+from gpuctl.trainers.launchers.torchrun import TORCHRUN, LaunchSpec
 
 FOLDER_LABEL = "gpuctl.folder"
 """Label of each container: the folder of the node that started it."""
@@ -98,7 +98,7 @@ class ContainerSpec:
     meeting: str
     """Folder where the agent listens (see ``container_entry``)."""
     package: str = "torch"
-    """What the job's interpreter must have."""
+    """What the job's interpreter must have; empty: any will do."""
 
 
 def found_machine(gpus: bool, uid: int, gid: int, options: tuple[str, ...], root: Path = Path("/")) -> HostDevices:
@@ -161,7 +161,7 @@ def run_command(runtime: ContainerRuntime, machine: HostDevices, box: ContainerS
         # Each by itself, because a floor may be a link to somewhere else.
         command += ["--volume", f"{(box.library / part).resolve()}:{LIBRARY}/gpuctl/{part}:ro"]
     command += [*machine.options, "--entrypoint", "sh", box.image]
-    find = _FIND_PYTHON.replace("{package}", box.package)
+    find = _FIND_PYTHON.replace("{package}", box.package or "sys")
     return [*command, "-c", find, "sh", f"{LIBRARY}/gpuctl/trainers/launchers/container_entry.py", box.meeting]
 
 
@@ -189,6 +189,14 @@ def full_name(image: str) -> str:
     if slash and ("." in first or ":" in first or first == "localhost"):
         return image
     return f"docker.io/{image}" if slash else f"docker.io/library/{image}"
+
+
+def launch_order(spec: LaunchSpec) -> dict[str, Any]:
+    """What ``container_entry`` is told of the launch itself."""
+    if spec.launcher == TORCHRUN:
+        return {"args": torchrun_args(spec)}
+    script = [spec.script, *spec.args]
+    return {"args": script, "launcher": spec.launcher, "world": asdict(spec.world), "log_dir": spec.log_dir}
 
 
 def torchrun_args(spec: LaunchSpec) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shlex
 import shutil
@@ -30,6 +29,7 @@ from gpuctl.bootstrap.launch.container_args import (
     fabric_libraries,
     found_machine,
     full_name,
+    launch_order,
     list_command,
     named_files,
     passed,
@@ -37,7 +37,6 @@ from gpuctl.bootstrap.launch.container_args import (
     remove_command,
     run_command,
     scratch_folder,
-    torchrun_args,
 )
 from gpuctl.bootstrap.launch.container_process import ContainerCommand, ContainerRun
 from gpuctl.bootstrap.launch.interpreter import Launched, OnExit
@@ -45,7 +44,7 @@ from gpuctl.bootstrap.launch.old_images import PulledImages
 from gpuctl.bootstrap.ports import reserved
 from gpuctl.cluster.errors import Fenced, GpuctlError
 from gpuctl.trainers.launchers.adapter import named
-from gpuctl.trainers.launchers.torchrun import TORCHRUN, LaunchSpec
+from gpuctl.trainers.launchers.torchrun import LaunchSpec
 
 _NOTE = "container-runtime.json"
 """In the node's folder once it has run a container: what ran it."""
@@ -120,7 +119,7 @@ class Containers:
         """Start the workers of a round in ``image``, which ``fetch`` has brought; none if there is a ``fabric`` that
         NCCL cannot use in there (see ``net_plugin``).
 
-        ``spec.env`` has what is for the workers and nothing of this machine's; they may write to the job's ``folder``.
+        ``spec.env`` has what is for the workers, who may write to the job's ``folder``, and nothing of this machine's.
         ``on_exit`` is called from another thread. Raises ``GpuctlError`` for options that cannot be read, ``OSError``
         if nothing could be started, ``Fenced`` if the master's port has been taken.
         """
@@ -140,7 +139,7 @@ class Containers:
             readable=(*named_files(env), *libraries.mounted),
             library=Path(gpuctl.__file__).parent,
             meeting=str(meeting),
-            package=named(spec.launcher).needs or "sys",
+            package=named(spec.launcher).needs,
         )
         machine = found_machine(self._gpus, os.getuid(), os.getgid(), _options(env))
         (self._folder / _NOTE).write_bytes(msgspec.json.encode(runtime))
@@ -154,10 +153,7 @@ class Containers:
             self._client_env,
             meeting,
             ContainerCommand(
-                args=torchrun_args(spec) if spec.launcher == TORCHRUN else [spec.script, *spec.args],
-                launcher="" if spec.launcher == TORCHRUN else spec.launcher,
-                world=dataclasses.asdict(spec.world),
-                log_dir=spec.log_dir,
+                **launch_order(spec),
                 env=env,
                 library_path=list(libraries.searched),
                 library=LIBRARY,

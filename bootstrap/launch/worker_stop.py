@@ -23,16 +23,12 @@ class WorkerStop:
         clock: the node's.
         deadline: by its monotonic clock, when those that still run are killed.
         listens: whether the worker with this pid catches the signal, so that a stop costs no step.
-        number: by which signal they are asked.
     """
 
-    def __init__(
-        self, clock: Clock, deadline: float, listens: Callable[[int], bool], number: int = signal.SIGTERM
-    ) -> None:
+    def __init__(self, clock: Clock, deadline: float, listens: Callable[[int], bool]) -> None:
         self._clock = clock
         self._deadline = deadline
         self._listens = listens
-        self._number = number
         self._asked: set[int] = set()
         self._showed: dict[int, float] = {}
         """When each worker was asked for its stack."""
@@ -42,7 +38,15 @@ class WorkerStop:
     def has_asked(self) -> bool:
         return bool(self._asked)
 
-    def ask(self, workers: Sequence[int], *, launched: bool, everyone: bool, stacks: bool) -> bool:
+    def ask(
+        self,
+        workers: Sequence[int],
+        *,
+        launched: bool,
+        everyone: bool,
+        stacks: bool,
+        number: int = signal.SIGTERM,
+    ) -> bool:
         """Signal those not asked yet; returns whether what still runs is to be killed.
 
         Call it again on every turn of the loop: a worker that has only just started catches nothing yet.
@@ -53,6 +57,7 @@ class WorkerStop:
             everyone: the job ends, so it is for those too that do not catch the signal, and for a launcher without
                 workers, which waits for those of other nodes.
             stacks: workers write their stacks into their logs first.
+            number: by which signal they are asked.
         """
         now = self._clock.monotonic()
         for pid in workers:
@@ -64,7 +69,7 @@ class WorkerStop:
                 continue
             if pid not in self._asked and (everyone or self._listens(pid)):
                 self._asked.add(pid)
-                _signal(pid, self._number)
+                _signal(pid, number)
         if workers or not launched:
             self._no_workers_since = None
         elif self._no_workers_since is None:

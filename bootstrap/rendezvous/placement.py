@@ -57,7 +57,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
             "PET_MASTER_ADDR": self.master_address,
             "PET_MASTER_PORT": str(self.master_port),
             "LOCAL_ADDR": self.local_address,
-            "GPUCTL_HOSTS": ",".join(self.hosts),
+            "GPUCTL_NODE_ADDRESSES": ",".join(self.hosts),
             "MINGLE_ID": self.id,
             "MINGLE_ROUND": str(self.round),
         }

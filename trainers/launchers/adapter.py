@@ -141,7 +141,7 @@ def plain(process: Process) -> dict[str, str]:
         "GROUP_WORLD_SIZE": str(len(world.hosts)),
         "MASTER_ADDR": world.master_address,
         "MASTER_PORT": str(world.master_port),
-        "GPUCTL_HOSTS": ",".join(world.hosts),
+        "GPUCTL_NODE_ADDRESSES": ",".join(world.hosts),
     }
 
 

@@ -25,7 +25,8 @@ class KeyValueStore:
 
     def __init__(self, listening: socket.socket) -> None:
         self._server = _Server(listening)
-        threading.Thread(target=self._server.serve_forever, name="key-value-store", daemon=True).start()
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, args=(_LOOK_S,), name="key-value-store", daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -76,6 +76,8 @@ def run(
     packages = _packages(launcher, command, env)
     env = {name: value for name, value in env.items() if not name.startswith(_FOREIGN)}
     env["PYTHONPATH"] = os.pathsep.join([_SITE, *filter(None, [env.get("PYTHONPATH")])])
+    if world.nproc > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: each would take all cores
     with contextlib.ExitStack() as held:
         env["GPUCTL_HOSTFILE"] = _hostfile(world, log_dir or Path(held.enter_context(TemporaryDirectory())))
         peers = _peers(launcher, world, listening, held)
@@ -142,6 +144,7 @@ def _peers(
 
 def _hostfile(world: World, folder: Path) -> str:
     """A file in the form that ``mpirun --hostfile`` reads; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "hostfile"
     path.write_text("".join(f"{host} slots={world.nprocs[rank]}\n" for rank, host in enumerate(world.hosts)))
     return str(path)
@@ -238,7 +241,7 @@ def main(launcher: str, nproc: str, *command: str) -> int:
     are in the same session."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)  # not ignored, or the processes would inherit that
-    hosts = tuple(os.environ["GPUCTL_HOSTS"].split(","))
+    hosts = tuple(os.environ["GPUCTL_NODE_ADDRESSES"].split(","))
     world = World(
         job=os.environ["MINGLE_ID"],
         round=int(os.environ["MINGLE_ROUND"]),

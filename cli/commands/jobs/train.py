@@ -54,6 +54,9 @@ _RESERVED = frozenset(
         "GPUCTL_ROUND_DIR",
         "GPUCTL_CHECKPOINT_DIR",
         "GPUCTL_TENSORBOARD_DIR",
+        "GPUCTL_LAUNCHER",
+        "GPUCTL_NODE_ADDRESSES",
+        "GPUCTL_HOSTFILE",
     ]
 )
 """Variables (see ``cluster.worker_context``, and torchrun's own)."""
@@ -164,14 +167,19 @@ def _warn_of_many(provider: str, workers: int) -> None:
 
 def _refuse_reserved(settings: Settings, launcher: Launcher) -> None:
     """Raises ``BadInput`` for a variable that the launcher sets for each worker: it would have no effect."""
-    anywhere = World("job", 1, 0, ("127.0.0.1",), (1,), "127.0.0.1", 1)
-    sets = {} if launcher.name == "torchrun" else all_variables(launcher, Process(anywhere, 0, settings.env, ("",)))
-    for name, value in settings.env.items():
-        if name in _RESERVED or sets.get(name, value) != value:
+    for name in settings.env:
+        if name in _RESERVED or (launcher.name != "torchrun" and _overrides(launcher, name)):
             source = settings.found[f"env.{name}"].source
             raise BadInput(f"{name} (from {source}) is set for each worker by gpuctl", "use another name")
     if (asked := settings.env.get(STOP_SIGNAL)) is not None and not is_stop_signal(asked):
         raise BadInput(f"{STOP_SIGNAL}={asked} is not a signal to stop by", "use TERM, INT, USR1 or USR2")
+
+
+def _overrides(launcher: Launcher, name: str) -> bool:
+    """Whether the launcher sets this variable, whatever the job says."""
+    anywhere = World("job", 1, 0, ("127.0.0.1",), (1,), "127.0.0.1", 1)
+    theirs = "their own"
+    return all_variables(launcher, Process(anywhere, 0, {name: theirs}, ("",))).get(name, theirs) != theirs
 
 
 def checked_program(program: str, folder: Path) -> str:

@@ -17,6 +17,7 @@ from gpuctl.bootstrap.launch.container_args import (
     fabric_libraries,
     found_machine,
     full_name,
+    launch_order,
     list_command,
     named_files,
     passed,
@@ -27,6 +28,7 @@ from gpuctl.bootstrap.launch.container_args import (
     torchrun_args,
 )
 from gpuctl.trainers.launchers import container_entry
+from gpuctl.trainers.launchers.adapter import World
 from gpuctl.trainers.launchers.torchrun import LaunchSpec
 
 DOCKER = ContainerRuntime("docker", "/usr/bin/docker")
@@ -55,6 +57,7 @@ def test_a_container_has_the_hosts_network_and_ipc_and_the_jobs_folders() -> Non
         *("--volume", "/node/jobs/train-1:/node/jobs/train-1"),
         *("--volume", "/root/key.json:/root/key.json:ro"),
         *("--volume", "/venv/gpuctl/__init__.py:/opt/gpuctl/library/gpuctl/__init__.py:ro"),
+        *("--volume", "/venv/gpuctl/jax.py:/opt/gpuctl/library/gpuctl/jax.py:ro"),
         *("--volume", "/venv/gpuctl/cluster:/opt/gpuctl/library/gpuctl/cluster:ro"),
         *("--volume", "/venv/gpuctl/trainers:/opt/gpuctl/library/gpuctl/trainers:ro"),
     ]
@@ -155,6 +158,41 @@ def test_the_round_is_torchruns_command_line() -> None:
         " --rdzv-id train-1-2 --rdzv-conf timeout=3600 --max-restarts 0 --log-dir /logs --redirects 3"
         " /code/train.py --lr 0.1"
     )
+
+
+def test_another_launcher_is_told_the_round_instead() -> None:
+    spec = LaunchSpec(
+        job="train-1",
+        round=2,
+        rank=1,
+        nodes=2,
+        nproc=1,
+        address="10.0.0.2",
+        master_address="10.0.0.1",
+        master_port=4711,
+        script="/code/train.py",
+        args=("--lr", "0.1"),
+        cwd="/code",
+        env={},
+        log_dir="/logs",
+        launcher="jax",
+        hosts=("10.0.0.1", "10.0.0.2"),
+        nprocs=(1, 1),
+    )
+    order = launch_order(spec)
+    assert (order["args"], order["launcher"], order["log_dir"]) == (["/code/train.py", "--lr", "0.1"], "jax", "/logs")
+    assert (
+        World(**order["world"])
+        == spec.world
+        == World("train-1", 2, 1, ("10.0.0.1", "10.0.0.2"), (1, 1), "10.0.0.1", 4711)
+    )
+
+
+@pytest.mark.parametrize(("package", "looked_for"), [("torch", "torch"), ("jax", "jax"), ("", "sys")])
+def test_the_interpreter_is_one_with_what_the_launcher_needs(package: str, looked_for: str) -> None:
+    command = run_command(DOCKER, BARE, replace(BOX, package=package))
+    (find,) = [word for word in command if "find_spec" in word]
+    assert f"find_spec('{looked_for}')" in find and f"has {looked_for}" in find
 
 
 def test_of_the_agents_variables_those_pass_that_mean_something_elsewhere() -> None:

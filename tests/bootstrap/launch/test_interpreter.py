@@ -35,7 +35,9 @@ class Bench:
             assert self.changed.wait(PATIENCE_S), (self.folder / "log").read_text()
             self.changed.clear()
 
-    def launch(self, script: str, *, fresh: bool = False, nproc: int = 1, **env: str) -> LaunchSpec:
+    def launch(
+        self, script: str, *, fresh: bool = False, nproc: int = 1, launcher: str = "torchrun", **env: str
+    ) -> LaunchSpec:
         path = self.folder / "script.py"
         path.write_text(script)
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -53,6 +55,9 @@ class Bench:
                 cwd=str(self.folder),
                 env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env},
                 log_dir=str(self.folder / "logs"),
+                launcher=launcher,
+                hosts=("127.0.0.1",),
+                nprocs=(nproc,),
             )
             self.launched = self.interpreter.launch(spec, listening, fresh=fresh, on_exit=self.exits.put)
         return spec
@@ -87,6 +92,17 @@ def test_a_script_runs_as_under_python_in_a_warm_or_a_fresh_interpreter(bench: B
     bench.launch(SAY, fresh=fresh, EXTRA="yes")
     assert bench.ended() == LauncherExit()
     assert bench.printed() == "['a', 'b c'] 0 __main__ yes\n"
+
+
+@pytest.mark.slow
+def test_a_script_of_another_launcher_begins_anew_with_the_jobs_own_variables(bench: Bench) -> None:
+    bench.launch(SAY + "print('torch' in sys.modules, os.environ['GPUCTL_LAUNCHER'])", launcher="exec", EXTRA="yes")
+    assert bench.ended() == LauncherExit()
+    assert bench.printed() == "['a', 'b c'] 0 __main__ yes\nFalse exec\n"
+    bench.launch("import os, sys; sys.exit(int(os.environ['RANK']) * 4)", launcher="exec", nproc=2)
+    assert bench.failures() == [(1, 4)]
+    bench.launch("", launcher="horovod")
+    assert "has no horovod on this node; install it there: " in bench.ended().error
 
 
 SAY_WHO_DESTROYS = "import torch.distributed as d; print(hasattr(d.destroy_process_group, '__wrapped__'))"

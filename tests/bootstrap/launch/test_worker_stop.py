@@ -74,6 +74,14 @@ def test_each_worker_that_listens_is_asked_once_and_others_go_on(tmp_path: Path,
     assert stop.has_asked and _lives(other)
 
 
+def test_workers_are_asked_by_the_signal_of_their_launcher(tmp_path: Path, start: Start) -> None:
+    listens = start(signal.SIGUSR1, signal.SIGTERM)
+    stop = stop_in_30_s(HandClock())
+    assert not stop.ask([listens], launched=True, everyone=False, stacks=False, number=signal.SIGUSR1)
+    until(lambda: noted(tmp_path, listens), "it to be asked")
+    assert noted(tmp_path, listens) == [signal.SIGUSR1]
+
+
 def test_the_end_of_a_job_is_for_those_too_that_do_not_listen(start: Start) -> None:
     other = start()
     stop = stop_in_30_s(HandClock())

@@ -42,6 +42,7 @@ def test_launchers_find_all_that_they_need() -> None:
         "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": "4567",
         "LOCAL_ADDR": found["LOCAL_ADDR"],
+        "GPUCTL_NODE_ADDRESSES": "127.0.0.1,127.0.0.2,127.0.0.3",
         "MINGLE_ID": "exp1",
         "MINGLE_ROUND": "3",
         "GLOO_SOCKET_IFNAME": "lo",

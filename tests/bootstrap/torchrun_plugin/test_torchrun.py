@@ -9,8 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from gpuctl.cluster import layout
+from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.stacks.providers import processes
 from tests.waiting import PATIENCE_S, until
 
@@ -75,6 +79,15 @@ class Torchruns:
         processes.kill_all(self.folder / f"run-{number}")
         self.all.pop(number).wait()
 
+    def lose_bit_by_bit(self, number: int) -> None:
+        """The worker first, and the agent when the others' workers have noticed."""
+        workers = {step[4] for step in self.steps()[-3:]}
+        self.all[number].send_signal(signal.SIGSTOP)  # it would report its worker
+        own = next(pid for pid in workers if self._starter_of(pid) == number)
+        os.kill(own, signal.SIGKILL)
+        until(lambda: not any(_lives(pid) for pid in workers - {own}), "the others' workers to fail")
+        self.lose(number)
+
     def steps(self) -> list[tuple[int, ...]]:
         """Step, rank, world size, restart count and pid of each step so far."""
         path = self.folder / "steps"
@@ -100,7 +113,9 @@ class Torchruns:
 
     def number_of(self, rank: int) -> int:
         """Of the torchrun whose worker has that rank."""
-        pid = next(step[4] for step in reversed(self.steps()) if step[1] == rank)
+        return self._starter_of(next(step[4] for step in reversed(self.steps()) if step[1] == rank))
+
+    def _starter_of(self, pid: int) -> int:
         env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         return next(n for n in self.all if f"{processes.MARK}={self.folder / f'run-{n}'}".encode() in env)
 
@@ -114,6 +129,13 @@ class Torchruns:
             self.lose(number)
 
 
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture
 def torchruns(tmp_path: Path) -> Iterator[Torchruns]:
     made = Torchruns(tmp_path)
@@ -124,7 +146,7 @@ def torchruns(tmp_path: Path) -> Iterator[Torchruns]:
 def test_survivors_go_on_without_rank_0s_host_and_no_restart_is_counted(torchruns: Torchruns) -> None:
     torchruns.start(1, 2, 3)
     step = torchruns.train_on(3)
-    torchruns.lose(torchruns.number_of(rank=0))
+    torchruns.lose_bit_by_bit(torchruns.number_of(rank=0))
     later = torchruns.train_on(2)
     assert later[0] > step[0]
     assert {made[3] for made in torchruns.steps()} == {0}, "with --max-restarts 0 none would be left"
@@ -173,6 +195,8 @@ def test_a_script_that_fails_is_begun_again_as_often_as_torchrun_was_told(torchr
     (torchruns.folder / "fail").touch()
     assert [torchrun.wait(PATIENCE_S) for torchrun in torchruns.all.values()] == [1, 1], torchruns.said()
     assert "of the script's own making" in torchruns.said()
+    outcome = queue.outcome(open_bucket(f"file://{torchruns.folder}/bucket").at(layout.run("exp1", 1)), "exp1")
+    assert outcome and outcome.result == "failed", "whoever comes later is to know, and not to wait"
 
 
 @pytest.mark.slow
