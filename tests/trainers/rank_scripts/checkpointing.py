@@ -277,20 +277,26 @@ def save_at_odds(url: str, steps: Sequence[int], unkept: int = -1) -> None:
 
 
 def leave_apart(url: str, folder: str) -> None:
-    """Rank 0's ``wait`` ends when rank 1's has been over for a while. When that was, and when each rank ends, is in
-    ``folder``, by the machine's monotonic clock."""
+    """Rank 0's ``wait`` ends once rank 1 waits for it in ``leave``, or has left. When that was, and when each rank
+    left, is in ``folder``, by the machine's monotonic clock."""
+    over, met, left = (Path(folder, name) for name in ("over", "met", "left.1"))
+    barrier = dist.barrier
+
+    def noted_barrier(*args: Any, **options: Any) -> Any:
+        if _rank() == 1 and over.exists():
+            met.touch()
+        return barrier(*args, **options)
 
     class Held(Checkpointer):
         def wait(self, timeout: float | None = None) -> None:
             super().wait(timeout)
-            over = Path(folder, "over")
             if _rank() == 1:
                 over.touch()
                 return
-            until(over.exists, f"{over}")
-            time.sleep(0.5)  # in which rank 1 could leave, if it did not wait
+            until(lambda: met.exists() or left.exists(), "rank 1")
             Path(folder, "released").write_text(str(time.monotonic()))
 
+    dist.barrier = noted_barrier
     checkpointer = Held(url)
     checkpointer.save(1, {"weights": torch.ones(4)})
     try:
