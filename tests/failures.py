@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -40,7 +41,9 @@ def sections(error: BaseException | None, folder: Path | None) -> Iterator[tuple
 
 def _logs(folder: Path) -> list[Path]:
     found = []
-    for path in islice(folder.rglob("*"), _LOOKED_AT):
+    # Unlike a glob, a walk passes over what cannot be looked into, such as a path too long to be named.
+    files = (Path(above, name) for above, _, names in os.walk(folder) for name in names)
+    for path in islice(files, _LOOKED_AT):
         try:
             if any(path.match(pattern) for pattern in _LOGS) and path.is_file() and not path.is_symlink():
                 found.append((path.stat(), path))

@@ -40,6 +40,15 @@ def test_the_ends_of_logs_are_told_the_newest_first(tmp_path: Path) -> None:
     assert told[0][1].splitlines() == [f"13: line {line}" for line in range(80, 100)]
 
 
+def test_a_path_too_long_to_be_named_hides_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agent.log").write_text("last words")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(17):
+        Path(250 * "d").mkdir()
+        os.chdir(250 * "d")
+    assert list(failures.sections(None, tmp_path)) == [("end of agent.log", "last words")]
+
+
 @pytest.mark.slow
 def test_the_report_has_it_and_so_has_the_record_of_flaky_tests(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_runtest_makereport\n")
