@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from gpuctl.bootstrap.mirror import mirror
 from gpuctl.bootstrap.mirror.mirror import QUIET, Mirror
-from gpuctl.bootstrap.mirror.watched_folder import WatchedFolder
+from gpuctl.bootstrap.mirror.watched_folder import FileStamp, WatchedFolder
 from gpuctl.cluster.agreement import ledgers
 from gpuctl.cluster.clock import SystemClock
 from gpuctl.cluster.errors import BadInput, CorruptRecord, Fenced
@@ -24,7 +25,7 @@ from gpuctl.cluster.records.snapshots import Snapshot
 from gpuctl.cluster.snapshots import snapshot_log
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from tests.marks import STORES
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 JOB = "job-1"
 QUICK = {QUIET: "0.3"}
@@ -78,6 +79,16 @@ class Later(SystemClock):
         return super().monotonic() + self.ahead
 
 
+class Scanned(WatchedFolder):
+    """Counts how often it was looked through."""
+
+    scans = 0
+
+    def scan(self) -> dict[str, FileStamp]:
+        self.scans += 1
+        return super().scan()
+
+
 class Node:
     """One node's part: its folder, and a mirror and a worker for each round."""
 
@@ -86,7 +97,7 @@ class Node:
         self.path = folder / name / "checkpoints"
         self.said: list[str] = []
         self.clock = Later()
-        self._folder = WatchedFolder(self.path)
+        self._folder = Scanned(self.path)
         self._store = store
         self.worker: Worker | None = None
 
@@ -102,6 +113,17 @@ class Node:
         worker = self.worker = Worker(self.path)
         self.mirror.watch(lambda: [worker.pid])
         return worker
+
+    def waits(self, seconds: float) -> None:
+        """So much time goes by; what the mirror makes of that, and of what was written before, it has made."""
+        self.looks(2)
+        self.clock.ahead += seconds
+        self.looks(2)
+
+    def looks(self, times: int) -> None:
+        """The last one begins when those before it are over, with the sets that came of them."""
+        wanted = self._folder.scans + times
+        until(lambda: self._folder.scans >= wanted, "the mirror to look")
 
     def end(self) -> str:
         """The worker ends well."""
@@ -144,6 +166,12 @@ def make(tmp_path: Path, store: Bucket) -> Iterator[Callable[[str], Node]]:
     yield make_node
     for node in made:
         node.leave()
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is still is looked at as often as one that is not: tests wait for looks."""
+    monkeypatch.setattr(mirror, "_CLEAN_TURN_S", mirror._BUSY_TURN_S)
 
 
 @pytest.fixture
@@ -205,7 +233,7 @@ def test_no_file_is_kept_while_one_is_open_for_writing(make: Callable[[str], Nod
     wait_for_set(store, lambda s: "marker" in s.files)
 
     worker.do("file = open('optimizer', 'w'); file.write('half'); file.flush(); " + write("model", "one"))
-    worker.do("import time; time.sleep(1.5)")  # five times as long as files need to be at rest
+    a.waits(1.5)  # five times as long as files need to be at rest
     newest = snapshot_log.newest(store, JOB)
     assert newest and set(newest.files) == {"marker"}
 
@@ -227,7 +255,7 @@ def test_a_file_cut_off_by_a_kill_never_replaces_the_whole_one(
     worker.do("file = open('model', 'w'); file.write('ha'); file.flush()")
     worker.kill(reap=told == "at once")
     if told == "late":  # the launcher may take its time with the other workers
-        time.sleep(2.0)
+        a.waits(2.0)
     a.mirror.finish(whole=False)
     assert text_of(store, "model") == "whole"
 
@@ -261,11 +289,12 @@ def test_a_file_that_is_replaced_all_the_time_is_kept_all_the_same(make: Callabl
 
 
 def come_and_go(node: Node) -> None:
-    """A file is written to for longer than the mirror ever waits between two looks, and removed; then all is still."""
+    """A file comes, the mirror sees it and waits for it to be at rest, and it is removed; then all is still."""
     assert node.worker
-    node.worker.do("import time, os")
-    node.worker.do("for n in range(26): " + write("probe", "x") + "; time.sleep(0.05)")
-    node.worker.do("os.remove('probe'); time.sleep(2.5)")
+    node.worker.do(write("probe", "x"))
+    node.looks(2)
+    node.worker.do("os.remove('probe')")
+    node.waits(2.5)
 
 
 @pytest.mark.slow
@@ -276,7 +305,8 @@ def test_a_file_that_came_and_went_takes_no_patience_from_the_next_checkpoint(al
     wait_for_text(store, "optimizer", "1")
     come_and_go(node)
     node.clock.ahead += 700  # training, and no change in the folder
-    worker.do(write("model", "2") + "; file = open('optimizer', 'r+'); time.sleep(1.5)")
+    worker.do(write("model", "2") + "; file = open('optimizer', 'r+')")
+    node.waits(1.5)
     assert text_of(store, "model") == "1", "the other half is open"
     worker.do("file.write('2'); file.close()")
     wait_for_text(store, "optimizer", "2")
@@ -290,7 +320,7 @@ def test_a_file_that_came_and_went_does_not_count_as_removed_for_ever(alone: tup
     worker.do(write("model", "1"))
     wait_for_text(store, "model", "1")
     come_and_go(node)
-    worker.do(write("last.ckpt", "whole") + "; import itertools; number = itertools.count()")
+    worker.do(write("last.ckpt", "whole") + "; import itertools, time; number = itertools.count()")
     deadline = time.monotonic() + 20
     while not (newest := snapshot_log.newest(store, JOB)) or "last.ckpt" not in newest.files:
         worker.do(write("new.tmp", "x") + "; os.rename('new.tmp', f'{next(number)}.png'); time.sleep(0.05)")
@@ -403,7 +433,8 @@ def test_a_folder_that_cannot_be_read_is_not_taken_for_removed(alone: tuple[Node
     worker.do(f"os.makedirs({below!r}); " + write(f"{below}/model", "one"))
     before = wait_for_set(store, lambda s: f"{below}/model" in s.files)
     # The kernel takes no path of more than 4096 bytes, and shows what lies there to nobody who names it in one.
-    worker.do(f"os.rename('d', {'d' * 250!r}); " + write("state.json", "1") + "; import time; time.sleep(1.5)")
+    worker.do(f"os.rename('d', {'d' * 250!r}); " + write("state.json", "1"))
+    node.waits(1.5)
     assert snapshot_log.newest(store, JOB) == before
     assert "cannot save the checkpoint folder yet" in node.said[-1] and "File name too long" in node.said[-1]
     assert "File name too long" in node.end()
@@ -613,9 +644,9 @@ def test_a_folder_that_nobody_writes_to_costs_no_request(tmp_path: Path) -> None
 
     plain = open_bucket((tmp_path / "bucket").as_uri())
     a = Node("a", tmp_path, Counting(plain.raw, plain.url))
-    worker = a.begin(1)
+    a.begin(1)
     at_start = len(requests)
-    worker.do("import time; time.sleep(2.5)")  # two turns and more
+    a.looks(3)
     assert len(requests) == at_start <= 5
     assert a.end() == ""
     assert len(requests) == at_start
