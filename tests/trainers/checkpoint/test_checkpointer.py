@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import threading
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,12 @@ from gpuctl.cluster.checkpoints import listing
 from gpuctl.cluster.checkpoints.manifest import Piece, manifest_key, read_manifest
 from gpuctl.cluster.errors import BadInput, Damaged, Fenced
 from gpuctl.cluster.records.checkpoints import CheckpointIndex
-from gpuctl.cluster.storage.bucket import open_bucket
-from gpuctl.cluster.worker_context import WorkerContext
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.cluster.worker_context import DEADLINE, WorkerContext
 from tests.trainers.rank_scripts import checkpointing
 from tests.trainers.rank_scripts.checkpointing import kept, same
 from tests.trainers.ranks import Ranks, run
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def log_of(url: str) -> CheckpointIndex:
@@ -376,6 +378,34 @@ def test_who_leaves_a_round_that_is_over_is_told_so(file_url: str) -> None:
     checkpointer.save(2, {"count": 2})
     with pytest.raises(Fenced):
         checkpointer.leave()
+
+
+def test_who_leaves_waits_for_the_bucket_until_its_deadline_and_no_longer(
+    file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then it is killed; until then it can still say that it has left in good order."""
+    context = WorkerContext("demo", f"file://{tmp_path}/other", "job-1", 1, "node-0", tmp_path, tmp_path, tmp_path)
+    for name, value in context.env().items():
+        monkeypatch.setenv(name, value)
+    answers = threading.Event()
+
+    class Silent(Bucket):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            assert answers.wait(PATIENCE_S)
+            super().put(key, data)
+
+    plain = open_bucket(file_url)
+    checkpointer = Checkpointer(store=Silent(plain.raw, plain.url))
+    checkpointer.save(1, {"count": 1})
+    (tmp_path / DEADLINE).write_text(f"{time.monotonic() + 0.3:.3f}")
+    try:
+        with pytest.raises(SystemExit) as left:
+            checkpointer.leave()
+    finally:
+        answers.set()
+    assert left.value.code == 0
+    assert "leaving without a last checkpoint: " in capsys.readouterr().err
+    checkpointer.wait()
 
 
 def test_no_rank_leaves_while_another_waits_for_its_last_checkpoint(file_url: str, tmp_path: Path) -> None:
