@@ -1,16 +1,20 @@
-"""Heartbeats of a node that leaves."""
+"""Heartbeats: of a node that leaves, of one that hangs, and of one whose bucket is away."""
 
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
 
 from gpuctl.bootstrap.agent.heartbeat import Heartbeat
 from gpuctl.cluster import layout
-from gpuctl.cluster.records.nodes import NodeRecord
+from gpuctl.cluster.errors import StoreUnavailable
+from gpuctl.cluster.records.nodes import NodeRecord, PreemptionNotice
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
-from tests.waiting import PATIENCE_S
+from tests.fakes.faults import FaultyStore
+from tests.waiting import PATIENCE_S, until
 
 NODE = "node-0"
 
@@ -71,8 +75,31 @@ def test_an_agent_whose_loop_hangs_does_not_look_alive(tmp_path: Path) -> None:
         assert asked.acquire(timeout=PATIENCE_S)
     assert bucket.list(layout.NODES) == []
     is_well.set()
-    until = time.monotonic() + PATIENCE_S
-    while not bucket.list(layout.NODES):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: bucket.list(layout.NODES), "a heartbeat")
     heart.end()
+
+
+def test_a_heart_beats_on_after_an_outage(tmp_path: Path) -> None:
+    store = FaultyStore(open_bucket((tmp_path / "bucket").as_uri()))
+    store.trouble("put", "lost", "lost")
+    heart = Heartbeat(store, 0.01, record)
+    heart.start(lambda: True)
+    until(lambda: store.inner.list(layout.NODES), "a heartbeat")
+    heart.end()
+
+
+def test_a_notice_that_did_not_arrive_has_not_been_told(tmp_path: Path) -> None:
+    """A node leaves once it has: the others then know that its workers were stopped and have not failed."""
+    store = FaultyStore(open_bucket((tmp_path / "bucket").as_uri()))
+    notice = PreemptionNotice(lead_s=30.0, at=0.0, source="test")
+    noticed: list[PreemptionNotice | None] = [None]
+    heart = Heartbeat(store, 60.0, lambda beat: replace(record(beat), notice=noticed[0]))
+    heart.send()
+    assert not heart.told_of_notice
+    noticed[0] = notice
+    store.trouble("put", "lost")
+    with pytest.raises(StoreUnavailable):
+        heart.send()
+    assert not heart.told_of_notice
+    heart.send()
+    assert heart.told_of_notice

@@ -15,7 +15,7 @@ from gpuctl.bootstrap.rendezvous import participant
 from gpuctl.bootstrap.rendezvous.command import Meeting
 from gpuctl.bootstrap.rendezvous.participant import Attendee, Begin, Participant
 from gpuctl.bootstrap.rendezvous.runs import RunRequest, join
-from gpuctl.cluster.clock import SystemClock
+from gpuctl.cluster.clock import Clock, SystemClock
 from gpuctl.cluster.storage.bucket import open_bucket
 from tests.bootstrap.rendezvous.meeting import Task
 from tests.fakes.faults import Proxy
@@ -49,8 +49,8 @@ class Waiting:
             turn(node)
         until(lambda: all(len(turn(node).here) == nodes for node in self.nodes), "all to know of each other")
 
-    def come(self, size: int, number: int, least: int | None = None) -> Participant:
-        clock = SystemClock()
+    def come(self, size: int, number: int, least: int | None = None, clock: Clock | None = None) -> Participant:
+        clock = clock or SystemClock()
         run = join(open_bucket(self.url), RunRequest("exp1", least or size, size), clock, lambda _: None)
         node = Participant(run, Attendee(f"h{number}", "127.0.0.1"), self._begin, clock, lambda _: None)
         node.arrive()
@@ -71,6 +71,18 @@ class Waiting:
     def leave(self) -> None:
         for node in self.nodes:
             node.leave()
+
+
+class Leaping(SystemClock):
+    """Can be put ahead, and counts how often the thread of a heartbeat has asked for the time."""
+
+    ahead_s = 0.0
+    asked = 0
+
+    def monotonic(self) -> float:
+        if threading.current_thread().name == "heartbeat":
+            self.asked += 1
+        return super().monotonic() + self.ahead_s
 
 
 def turn(node: Participant) -> Participant:
@@ -120,6 +132,23 @@ def test_a_node_that_waits_beats_seldom_and_one_that_works_every_second(proxy: P
     until(lambda: len([seen for seen in proxy.seen[since:] if re.match(beat, seen)]) >= 3, "beats, by themselves")
     other.leave()
     waiting.leave()
+
+
+def test_a_node_whose_loop_hangs_does_not_look_alive(proxy: Proxy, s3_endpoint: str) -> None:
+    clock = Leaping()
+    waiting = Waiting(proxy, s3_endpoint, 0)
+    node = waiting.come(2, 0, clock=clock)  # and takes no turn
+
+    def beats() -> int:
+        return len([seen for seen in proxy.seen if re.match(f"PUT .*/nodes/{node.node}", seen)])
+
+    node._heartbeat.pace(0.01)
+    until(lambda: beats() > 3, "beats, by themselves")
+    clock.ahead_s = 1000.0
+    last, asked = beats() + 1, clock.asked  # one may be on its way
+    until(lambda: clock.asked > asked + 3 or beats() > last, "its heart to stop, or to go on")
+    assert beats() <= last
+    node.leave()
 
 
 @pytest.mark.parametrize("room", [0, 1], ids=["all have come", "one more could come"])
