@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from gpuctl.bootstrap.agent.round_run import RoundRun
@@ -24,14 +26,16 @@ from gpuctl.bootstrap.mirror.watched_folder import WatchedFolder
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.cluster import layout
 from gpuctl.cluster.clock import Clock, SystemClock
+from gpuctl.cluster.errors import StoreUnavailable
+from gpuctl.cluster.membership.rounds import CANCELLED
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.rounds import Member, NodeExit, Round
-from gpuctl.cluster.storage.bucket import open_bucket
-from gpuctl.cluster.worker_context import DRAINED, STDERR_MARK, WorkerContext
+from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from gpuctl.cluster.worker_context import DEADLINE, DRAINED, STDERR_MARK, WorkerContext
 from gpuctl.trainers.launchers.torchrun import LaunchSpec
 from tests.fakes.clock import HandClock
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 # The kernel takes no path of more than 4096 bytes: nobody who names it in one sees what lies there.
 SCRIPT = """
@@ -54,6 +58,14 @@ if how == "hangs": time.sleep(600)
 """
 
 
+# Leaves a process with a session of its own, and tells which.
+LEAVER = """
+import pathlib, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[2], "model").write_text(str(child.pid))
+"""
+
+
 class OneProcess(Interpreter):
     """Runs the script with no launcher and no torch. ``meanwhile`` is done while the run does not know of it yet."""
 
@@ -66,7 +78,12 @@ class OneProcess(Interpreter):
         log = Path(spec.log_dir) / "x" / "attempt_0" / "0" / "stdout.log"
         log.parent.mkdir(parents=True)
         with log.open("w") as output:
-            process = subprocess.Popen([sys.executable, spec.script, *self._args], stdout=output, stderr=output)
+            process = subprocess.Popen(
+                [sys.executable, spec.script, *self._args],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **spec.env},
+            )
 
         def wait() -> None:
             on_exit(LauncherExit(error="" if process.wait(30) == 0 else "it failed"))
@@ -74,6 +91,13 @@ class OneProcess(Interpreter):
         threading.Thread(target=wait, daemon=True).start()
         self._meanwhile()
         return Launched(process.pid)
+
+
+class Away(Bucket):
+    """Does not answer."""
+
+    def list(self, prefix: str, after: str | None = None) -> Any:  # noqa: ARG002
+        raise StoreUnavailable("the bucket did not answer")
 
 
 def run(
@@ -85,13 +109,18 @@ def run(
     clock: Clock | None = None,
     launching: Callable[[RoundRun], None] = lambda _: None,
     running: Callable[[RoundRun], None] = lambda _: None,
+    say: Callable[[str], None] = print,
+    away: bool = False,
+    port_is_free: bool = True,
+    ill: Callable[[float], str] = lambda _: "",
     nodes: int = 1,
     fabric: str = "",
     allow_tcp: bool = False,
     **env: str,
 ) -> tuple[NodeExit, str]:
     """A script, by default one whose files cannot be kept; returns its end and its log, empty if it never ran.
-    ``launching`` and ``running`` are done while it starts and while it runs. ``env``: the node's."""
+    ``launching`` and ``running`` are done while it starts and while it runs. ``say`` hears what its files need, which
+    come from a bucket that does not answer if it is ``away``. ``ill`` tells of GPUs. ``env``: the node's."""
     store = open_bucket((tmp_path / "bucket").as_uri())
     spec = JobSpec(job="job-1", number=1, script="train.py", nodes_min=1, nodes_max=nodes, allow_tcp=allow_tcp)
     store.put(layout.job_spec("job-1"), encode(spec))
@@ -114,17 +143,21 @@ def run(
     round_ = Round(
         job="job-1", number=number, phase="run", epoch=1, members=members, master_address="127.0.0.1", master_port=port
     )
-    mirror = Mirror(store, WatchedFolder(context.checkpoint_dir), round_, 0, clock, print)
-    part = RoundRun(round_, 0, workspace, context, mirror, clock, ended.set, fabric=fabric)
+    files = Away(store.raw, store.url) if away else store
+    mirror = Mirror(files, WatchedFolder(context.checkpoint_dir), round_, 0, clock, say)
+    part = RoundRun(round_, 0, workspace, context, mirror, clock, ended.set, fabric=fabric, ill=ill)
     drained = str(context.round_dir / f"{DRAINED}.0")
     process = OneProcess(drained, str(context.checkpoint_dir), how, meanwhile=lambda: launching(part))
     containers = Containers(tmp_path, {}, os.environ, False, print, ended.clear)
+    taken = None if port_is_free else ports.take(port)
     try:
         part.start(process, containers, ports, env)
         running(part)
         assert ended.wait(30)
     finally:
         ports.close()
+        if taken:
+            taken.close()
     assert part.exit
     logs = [path.read_text().replace(STDERR_MARK.decode(), "") for path in part.log_dir.rglob("stdout.log")]
     return part.exit, "".join(logs)
@@ -185,8 +218,65 @@ def test_a_run_that_is_ended_while_it_launches_leaves_no_workers(tmp_path: Path)
     assert run(tmp_path, "hangs", script=WRITER, launching=RoundRun.kill)[0].status == "stopped"
 
 
+def test_before_its_workers_are_up_a_run_cannot_be_stopped_without_a_loss(tmp_path: Path) -> None:
+    """A node that joins waits for them: else what they have just begun to load is loaded in vain."""
+    told: list[bool] = []
+
+    def look(part: RoundRun) -> None:
+        until(lambda: half_written(tmp_path), "the launcher")
+        told.append(part.is_drainable())
+        part.kill()
+
+    run(tmp_path, "hangs", script=WRITER, running=look)
+    assert told == [False]
+
+
+def test_what_its_workers_have_left_running_ends_with_it(tmp_path: Path) -> None:
+    """It may hold a GPU that the next round needs."""
+    assert run(tmp_path, "", script=LEAVER)[0].status == "completed"
+    left = int((tmp_path / "job/checkpoints/model").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(left)
+        lives = process.status() != psutil.STATUS_ZOMBIE
+        process.kill()
+        assert not lives
+
+
+@pytest.mark.parametrize(("how", "told"), [("fails", "GPU 0: Xid 79"), ("whole", "")])
+def test_whoever_fails_is_asked_for_the_health_of_its_gpus(tmp_path: Path, how: str, told: str) -> None:
+    """In its exit, since a heartbeat may come later: by then the script would have been blamed."""
+    assert run(tmp_path, how, script=WRITER, ill=lambda _: "GPU 0: Xid 79")[0].ill == told
+
+
+def cancel(part: RoundRun) -> None:
+    part.ask_to_stop(msgspec.structs.replace(part.round, phase="drain", reason=CANCELLED, drain_s=600.0))
+
+
+@pytest.mark.parametrize("end", [RoundRun.kill, cancel])
+def test_a_run_that_waits_for_its_files_is_ended_at_once_and_has_not_failed(
+    tmp_path: Path, end: Callable[[RoundRun], None]
+) -> None:
+    said = threading.Event()
+
+    def once_it_waits(part: RoundRun) -> None:
+        assert said.wait(PATIENCE_S)
+        end(part)
+
+    node_exit, _ = run(tmp_path, "whole", script=WRITER, away=True, say=lambda _: said.set(), running=once_it_waits)
+    assert node_exit.status == "stopped"
+    assert not (tmp_path / "job/checkpoints/model").exists()
+
+
+def test_a_round_whose_port_was_taken_is_begun_anew_and_its_script_is_not_blamed(tmp_path: Path) -> None:
+    node_exit, _ = run(tmp_path, "whole", script=WRITER, port_is_free=False)
+    assert node_exit.status == "stopped"
+    assert node_exit.ranks[0].message == "the port offered for this round is in use"
+
+
 def test_a_script_that_does_not_stop_is_killed_at_the_drains_deadline(tmp_path: Path) -> None:
+    """Which it is told, by this machine's monotonic clock."""
     clock = HandClock()
+    deadline = clock.now + 30.0
 
     def drain(part: RoundRun) -> None:
         until(lambda: half_written(tmp_path), "half a file")
@@ -195,6 +285,7 @@ def test_a_script_that_does_not_stop_is_killed_at_the_drains_deadline(tmp_path: 
         clock.now += 29.0
         part.ask_to_stop(drained)
         assert part.exit is None
+        assert float((part.context.round_dir / DEADLINE).read_text()) == deadline
         clock.now += 2.0
         part.ask_to_stop(drained)
 
