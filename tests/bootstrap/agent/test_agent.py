@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from tests.fakes.faults import Fault, Proxy
 from tests.fakes.nvml import Driver
 from tests.fakes.stores import s3
+from tests.fakes.unkillable import held
 from tests.waiting import until
 
 _AGENT = """
@@ -72,10 +74,11 @@ _HANGS = """
     time.sleep(1e6)
 """
 _SAVES = """
-    import signal, sys, time
+    import os, signal, sys, time
     from pathlib import Path
 
     here = Path(sys.argv[1])
+    (here / "launcher").write_text(str(os.getppid()))
 
     def save(*_):
         (here / "saves").touch()
@@ -114,37 +117,39 @@ def test_a_log_that_takes_nothing_ends_no_agent() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [_WORKS, _HANGS], ids=["over", "stalled"])
 def test_a_machine_whose_bucket_is_gone_for_good_is_idle_some_time_after_its_job_is_over(
-    script: str, tmp_path: Path
+    script: str, tmp_path: Path, s3_endpoint: str
 ) -> None:
     """Else it is paid for for ever: nobody can tell that the job has ended, but the workers have."""
-    root, here = tmp_path / "root", tmp_path / "node"
+    root, here, log = tmp_path / "root", tmp_path / "node", tmp_path / "agent.log"
     (root / "proc").mkdir(parents=True)
     (root / "var/lib/gpuctl/boot").mkdir(parents=True)
     (root / "var/lib/gpuctl/boot/agent.done").touch()
     here.mkdir()
     (tmp_path / "code").mkdir()
     (tmp_path / "code/job.py").write_text(dedent(script))
-    with ExitStack() as bucket:
-        endpoint = bucket.enter_context(s3.serving())
-        s3.create(endpoint, "gone")
-        store = open_bucket(s3.url(endpoint, "gone"))
-        spec = ClusterSpec(
-            name="c", provider="ssh", nodes_min=1, nodes_max=1, slots=1, token="t", heartbeat_s=0.2, stall_minutes=0.05
-        )
-        store.put(layout.CLUSTER, encode(spec))
-        identity = NodeIdentity(node="n", address="127.0.0.1", bucket=store.url, provider="ssh", root=str(root))
+    name = f"gone-{uuid.uuid4().hex}"
+    s3.create(s3_endpoint, name)
+    store = open_bucket(s3.url(s3_endpoint, name))
+    spec = ClusterSpec(
+        name="c", provider="ssh", nodes_min=1, nodes_max=1, slots=1, token="t", heartbeat_s=0.2, stall_minutes=0.05
+    )
+    store.put(layout.CLUSTER, encode(spec))
+    code = send_folder(store, tmp_path / "code", "job.py")
+    queue.submit(store, spec, queue.JobRequest(script="job.py", args=(str(tmp_path),), code=code))
+    with Proxy(s3_endpoint).running() as proxy:
+        bucket = s3.url(proxy.url, name)
+        identity = NodeIdentity(node="n", address="127.0.0.1", bucket=bucket, provider="ssh", root=str(root))
         (here / "identity.json").write_bytes(msgspec.json.encode(identity))
-        code = send_folder(store, tmp_path / "code", "job.py")
-        queue.submit(store, spec, queue.JobRequest(script="job.py", args=(str(tmp_path),), code=code))
-        with _agent(here, tmp_path / "agent.log") as agent:
+        with _agent(here, log) as agent:
             until(lambda: (tmp_path / "begun").exists(), "the job to begin")
-            bucket.close()
+            for method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
+                proxy.plan("refuse", method, times=1_000_000, status=404, code="NoSuchBucket")
             (tmp_path / "go").touch()
-            log = tmp_path / "agent.log"
             if script is _WORKS:
                 until(lambda: (tmp_path / "over").exists(), "the job to end")
             else:
                 until(lambda: "stalled: no step" in log.read_text(), "the job to count as stalled")
+            # So much longer than a turn of the agent that it would be seen to be busy.
             watch = IdleCheck(root, 4.0, lambda: 0.0)
 
             def is_over() -> bool:
@@ -156,8 +161,9 @@ def test_a_machine_whose_bucket_is_gone_for_good_is_idle_some_time_after_its_job
 
 
 @pytest.mark.slow
-def test_a_machine_whose_gpu_is_ill_may_be_replaced_once_its_job_has_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hangs", [False, True], ids=["it saves", "it hangs"])
+def test_a_machine_whose_gpu_is_ill_may_be_replaced_once_its_job_has_saved_or_cannot_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     root, here, driver = tmp_path / "root", tmp_path / "node", Driver(tmp_path)
     smi = tmp_path / "bin" / "nvidia-smi"
@@ -176,15 +182,20 @@ def test_a_machine_whose_gpu_is_ill_may_be_replaced_once_its_job_has_saved(
     code = send_folder(store, tmp_path / "code", "job.py")
     queue.submit(store, spec, queue.JobRequest(script="job.py", args=(str(tmp_path),), code=code))
     ill = root / "run/gpuctl/ill"
-    with _agent(here, tmp_path / "agent.log"):
+    with _agent(here, tmp_path / "agent.log") as agent, ExitStack() as hanging:
         until(lambda: (tmp_path / "begun").exists(), "the job to begin")
+        if hangs:
+            hanging.enter_context(held(int((tmp_path / "launcher").read_text())))
         driver.say("xid 0 79")
         until((tmp_path / "saves").exists, "the job to save")
         for _ in range(8):  # of the agent's turns
             beat = store.get(layout.node("n"))
             until(lambda beat=beat: store.get(layout.node("n")) != beat, "a heartbeat")  # type: ignore[misc]
         assert not ill.exists(), "its job has not saved yet"
-        (tmp_path / "go").touch()
+        if hangs:
+            agent.send_signal(signal.SIGUSR1)  # half an hour passes: it is killed, and nobody sees its end
+        else:
+            (tmp_path / "go").touch()
         until(ill.exists, "the word that it may be replaced")
         assert ill.read_text() == "GPU 0: it has fallen off the bus (Xid 79)"
 
@@ -225,6 +236,8 @@ def test_a_node_leaves_once_the_exit_of_a_round_that_is_over_is_out(tmp_path: Pa
         node.proxy.heal()
         assert node.agent.wait(60) == 0
         assert node.exits()
+    told = {path.name for path in (tmp_path / "root/run/gpuctl").iterdir()}
+    assert told == {"busy", "rank0.json"}, "a SIGTERM says nothing of the machine: its own watch is to take it away"
 
 
 @pytest.mark.slow
@@ -248,6 +261,24 @@ def test_a_beat_that_is_on_its_way_when_the_node_leaves_does_not_bring_it_back(
         assert beat.over.wait(60)
         assert rubbed_out.met.is_set(), "else the test is about nothing"
         assert node.bucket.get(layout.node("n")) is None
+
+
+@pytest.mark.slow
+def test_an_agent_that_cannot_look_at_the_bucket_does_not_look_alive(tmp_path: Path, s3_endpoint: str) -> None:
+    """Its heartbeat could still be written; but whoever waits for what it decides would wait for ever."""
+    with _at_work(tmp_path, s3_endpoint) as node:
+        begun = len(node.proxy.seen)
+        node.proxy.plan("refuse", "GET", times=100_000, status=403, code="AccessDenied")
+
+        def is_silent() -> bool:
+            seen = [line for line in node.proxy.seen[begun:] if line.startswith("GET ") or _is_beat(line)]
+            told = "".join("!" if _is_beat(line) else "?" for line in seen)
+            assert len(told) < 200, f"its heart beats on: {told}"
+            return told.endswith(8 * "?")  # as many looks as there would be heartbeats
+
+        until(is_silent, "its heart to stop")
+        node.proxy.heal()
+        until(lambda: _is_beat(node.proxy.seen[-1]), "a heartbeat")
 
 
 @dataclass(frozen=True)
@@ -274,6 +305,10 @@ class _Node:
         return [entry.key for entry in self.bucket.list(f"jobs/{self.job}/exits")]
 
 
+def _is_beat(request: str) -> bool:
+    return re.match(r"PUT .*/nodes/", request) is not None
+
+
 def _phase(node: _Node) -> str:
     found = ledgers.rounds(node.bucket, node.job).read().value
     return found.phase if found else "wait"
@@ -292,7 +327,8 @@ def _at_work(folder: Path, s3_endpoint: str) -> Iterator[_Node]:
     spec = ClusterSpec(name="c", provider="local", nodes_min=1, nodes_max=1, slots=1, token="t", heartbeat_s=0.2)
     direct.put(layout.CLUSTER, encode(spec))
     with Proxy(s3_endpoint).running() as proxy:
-        identity = NodeIdentity(node="n", address="127.0.0.1", bucket=s3.url(proxy.url, name), provider="local")
+        bucket, root = s3.url(proxy.url, name), str(folder / "root")
+        identity = NodeIdentity(node="n", address="127.0.0.1", bucket=bucket, provider="ssh", root=root)
         (here / "identity.json").write_bytes(msgspec.json.encode(identity))
         (here / "notice_s").write_text("600")
         code = send_folder(direct, folder / "code", "job.py")
