@@ -380,6 +380,16 @@ def test_who_leaves_a_round_that_is_over_is_told_so(file_url: str) -> None:
         checkpointer.leave()
 
 
+def test_a_training_of_a_round_that_is_over_is_told_so_between_two_steps(file_url: str) -> None:
+    checkpointer = Checkpointer(file_url)
+    checkpointer.save(1, {"count": 1})
+    checkpointer.wait()
+    Checkpointer(file_url).restore({"count": 0})  # a newer one has begun
+    checkpointer.save(2, {"count": 2})
+    with pytest.raises(Fenced):
+        until(lambda: checkpointer.should_stop(2), "the word")
+
+
 def test_who_leaves_waits_for_the_bucket_until_its_deadline_and_no_longer(
     file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
