@@ -330,6 +330,17 @@ def test_a_file_that_came_and_went_does_not_count_as_removed_for_ever(alone: tup
 
 
 @pytest.mark.slow
+def test_a_file_that_is_open_for_too_long_stays_as_the_set_before_had_it(alone: tuple[Node, Bucket]) -> None:
+    node, store = alone
+    worker = node.begin(1)
+    worker.do(write("model", "1") + "; " + write("table", "1"))
+    wait_for_text(store, "table", "1")
+    worker.do(write("model", "2") + "; file = open('table', 'r+'); file.write('half'); file.flush()")
+    node.waits(700.0)
+    wait_for_text(store, "model", "2")
+    assert text_of(store, "table") == "1"
+
+
 def test_logs_that_change_while_they_are_copied_hold_nothing_back(alone: tuple[Node, Bucket]) -> None:
     node, store = alone
     worker = node.begin(1)
