@@ -153,11 +153,7 @@ class Containers:
             self._client_env,
             meeting,
             ContainerCommand(
-                **launch_order(spec),
-                env=env,
-                library_path=list(libraries.searched),
-                library=LIBRARY,
-                fabric=fabric,
+                **launch_order(spec), env=env, library_path=[*libraries.searched], library=LIBRARY, fabric=fabric
             ),
             held,
             on_exit,

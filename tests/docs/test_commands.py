@@ -47,6 +47,12 @@ NOT_RUN = (
     (r"docs/get-started/(aws|gcp|azure|ssh)\.md", r"gpuctl (train|logs|ckpt|ssh|exec|net)", _NO_AGENT),
     (r".*spot-and-costs\.md", r"gpuctl ssh NODE", _NO_AGENT),
     (r".*/mingle\.md", r"gpuctl mingle .*--nodes 4", "waits for three other machines"),
+    (r".*/frameworks\.md", r"gpuctl mingle .*--nodes 4", "waits for three other machines"),
+    (
+        r".*/frameworks\.md",
+        r"gpuctl train --launcher",
+        "frameworks that are not in .venv: tests/e2e/test_frameworks.py",
+    ),
     (r".*jobs\.md", r"gpuctl cp :/var/lib/", "a folder of rented machines"),
     (r".*", r"gpuctl train .*--image", "needs a container runtime and an image of some GB"),
     (r".*", r"gpuctl ssh\s*(#|$)", "a shell, until its user leaves it"),
