@@ -26,7 +26,7 @@ from tests.paths import ROOT
 FLOORS = ("cli", "stacks", "bootstrap", "trainers", "cluster")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-APART = {"docs", "jax", "tensorflow"}
+APART = ("docs", "jax", "tensorflow")
 """Extras that are not in `.venv`."""
 
 # Brought only by torch built for CUDA, which pins them itself.
@@ -253,7 +253,7 @@ def _pins() -> dict[str, str]:
 def _needed_packages() -> set[str]:
     """All that gpuctl's requirements and extras lead to on this machine, the build backend with them. Not what only
     `make docs` and `make frameworks` install."""
-    extras = PROJECT["project"]["optional-dependencies"].keys() - APART
+    extras = PROJECT["project"]["optional-dependencies"].keys() - {*APART}
     waiting = [Requirement(text) for text in PROJECT["build-system"]["requires"]]
     waiting.append(Requirement(f"{distribution.NAME}[{','.join(extras)}]"))
     seen: set[tuple[str, frozenset[str]]] = set()

@@ -65,6 +65,24 @@ def test_a_job_in_an_image_runs_to_its_end_as_one_without_does(boxed: Cluster) -
         assert f"{prefix}to stderr" in done.stdout
 
 
+def test_any_program_runs_in_an_image_with_the_rounds_variables(boxed: Cluster) -> None:
+    boxed.up("2")
+    program = boxed.folder / "program.sh"
+    program.write_text('#!/bin/sh\necho "$RANK of $WORLD_SIZE"; wc -l < "$GPUCTL_HOSTFILE"; exit $((RANK * 7))\n')
+    program.chmod(0o755)
+    done = boxed.run("train", "--image", containers.IMAGE, "--launcher", "exec", "--nproc", "2", "./program.sh", code=7)
+    assert sorted(re.findall(r"\| (\d) of 4", done.stdout)) == ["0", "1", "2", "3"], done.stdout + done.stderr
+    assert re.findall(r"(?m)\| +2$", done.stdout), "a line for each node"
+    assert re.search(r"rank 1 on node-\d exited with code 7", done.stderr)
+
+
+def test_an_image_without_the_framework_is_told_so(boxed: Cluster) -> None:
+    boxed.up("1")
+    boxed.write("train.py", "pass")
+    done = boxed.run("train", "--image", containers.IMAGE, "--launcher", "horovod", "train.py", code=1)
+    assert "no python in this image has horovod" in done.stderr
+
+
 def test_a_script_that_fails_in_an_image_ends_with_its_code_and_its_traceback(boxed: Cluster) -> None:
     boxed.up("2")
     boxed.write("fails.py", "import os, time\nif os.environ['RANK'] == '1':\n    {}['lost']\ntime.sleep(1000)\n")

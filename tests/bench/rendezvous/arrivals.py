@@ -17,7 +17,7 @@ from gpuctl.cluster.clock import SystemClock
 from gpuctl.cluster.records.rounds import Round
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from tests.bench.network import Network
-from tests.bench.rendezvous.pods import pods
+from tests.bench.rendezvous.pods import Pods, pods
 from tests.bench.steplog import spread
 from tests.bench.table import Row
 from tests.waiting import PATIENCE_S, until
@@ -47,6 +47,24 @@ def orders(net: Network, url: str, root: Path, runs: int) -> Row:
     note = f"{spread(seconds)} in {len(seconds)} orders, all of which started"
     met = len(seconds) == len(chosen) and max(seconds) <= ORDER_BAR_S
     return Row("mingle_orders", median(seconds), None, "s", f"<= {ORDER_BAR_S:g} s, {len(chosen)} orders", met, note)
+
+
+def orders_of(kind: type[Pods], name: str, net: Network, url: str, root: Path, runs: int) -> Row:
+    """The same four machines in each of the 24 orders; seconds from the start of the last one's process, which imports
+    torch, to the first step of all."""
+    seconds: list[float] = []
+    machines = [net.add() for _ in range(4)]
+    chosen = list(itertools.permutations(machines))[: 5 * runs]
+    for number, order in enumerate(chosen):
+        with pods(net, url, root, f"{name.replace('_', '-')}-{number}", "4", kind) as run:
+            for machine in order:
+                if machine != order[0]:
+                    time.sleep(_PAUSE_S)
+                at = time.monotonic()
+                run.start(machine)
+            seconds.append(run.first_step_after(set()) - at)
+    note = f"{spread(seconds)} in {len(seconds)} orders, all of which started"
+    return Row(name, median(seconds), None, "s", f"{len(chosen)} orders start", len(seconds) == len(chosen), note)
 
 
 def many(url: str, runs: int) -> Row:

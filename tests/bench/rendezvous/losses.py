@@ -9,13 +9,15 @@ from pathlib import Path
 from statistics import median
 
 from tests.bench.network import Network
-from tests.bench.rendezvous.pods import C10d, NoStep, Pods, Torchruns, pods
+from tests.bench.rendezvous.pods import Agents, C10d, NoStep, Pods, Torchruns, pods
 from tests.bench.steplog import spread
 from tests.bench.table import Row
 
 Measure = Callable[[Pods], float]
 BAR_S = 3.0
 PLUGIN_BAR_S = 5.0
+SILENT_BAR_S = 6.0
+"""Of a cluster, as in ``tests.bench.silence``: its nodes have more patience with each other."""
 _STEADY = 20
 _C10D_S = 90.0
 """So long c10d is watched: it dies after 60 to 70 s of some of these."""
@@ -35,6 +37,15 @@ def plugin(net: Network, url: str, root: Path, runs: int) -> list[Row]:
     return rows
 
 
+def train(net: Network, url: str, root: Path, runs: int) -> list[Row]:
+    """The same of the nodes of a cluster, under ``gpuctl train``."""
+    rows = []
+    for kind, measure in _KINDS.items():
+        bar = None if kind in ("join", "replace") else SILENT_BAR_S if kind.startswith("silent") else BAR_S
+        rows.append(_row(f"train_{kind}", measure, net, url, root, runs, Agents, bar))
+    return rows
+
+
 def _row(
     name: str,
     measure: Measure,
@@ -43,10 +54,10 @@ def _row(
     root: Path,
     runs: int,
     kind: type[Pods],
-    bar_s: float,
+    bar_s: float | None,
 ) -> Row:
     seconds = []
-    bar = f"<= {bar_s:g} s"
+    bar = "" if bar_s is None else f"<= {bar_s:g} s"
     for number in range(runs):
         machines = [net.add() for _ in range(3)]
         with pods(net, url, root, f"{name.replace('_', '-')}-{number}", "2:4", kind) as run:
@@ -58,7 +69,7 @@ def _row(
             if fatal:
                 return Row(name, f"failed: a pod ended\n{run.said(fatal[0])[-500:]}", None, "s", bar, False)
     note = f"{spread(seconds)} in {runs} runs, none fatal"
-    return Row(name, median(seconds), None, "s", bar, max(seconds) <= bar_s, note)
+    return Row(name, median(seconds), None, "s", bar, None if bar_s is None else max(seconds) <= bar_s, note)
 
 
 def _once(name: str, measure: Measure, net: Network, url: str, root: Path) -> float | str:

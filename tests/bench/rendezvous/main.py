@@ -23,11 +23,12 @@ sys.path[0] = str(ROOT)
 from gpuctl.stacks.providers import processes  # noqa: E402
 from tests.bench import session  # noqa: E402
 from tests.bench.network import is_possible, network, s3_bucket  # noqa: E402
-from tests.bench.rendezvous import arrivals, losses  # noqa: E402
+from tests.bench.rendezvous import arrivals, losses, picture  # noqa: E402
+from tests.bench.rendezvous.pods import Agents, Torchruns  # noqa: E402
 from tests.bench.settings import Settings  # noqa: E402
 from tests.bench.table import Row  # noqa: E402
 
-ROWS = ("losses", "orders", "many", "side_by_side", "plugin")
+ROWS = ("losses", "orders", "many", "side_by_side", "plugin", "plugin_orders", "train", "train_orders")
 _AT_SWITCH = "--at-switch"
 
 
@@ -39,7 +40,9 @@ def main() -> None:
         sys.exit("bench-rendezvous needs root on Linux, with iproute2 and util-linux")
     rows: dict[str, session.Measure] = {name: partial(_in_a_namespace, name) for name in ROWS}
     options = session.parsed(__doc__, rows, ROOT / "build" / "bench-rendezvous.json", fast_runs=1)
-    sys.exit(session.run(options, rows))
+    code = session.run(options, rows)
+    picture.draw(ROOT / "build" / "bench-rendezvous.json", ROOT / "build" / "bench-rendezvous.png")
+    sys.exit(code)
 
 
 def _in_a_namespace(name: str, settings: Settings) -> list[Row]:
@@ -58,6 +61,12 @@ def _measure(name: str, root: str, runs: str, answer: str) -> None:
             rows = losses.mingle(net, url, folder, int(runs))
         elif name == "plugin":
             rows = losses.plugin(net, url, folder, int(runs))
+        elif name == "train":
+            rows = losses.train(net, url, folder, int(runs))
+        elif name == "plugin_orders":
+            rows = [arrivals.orders_of(Torchruns, name, net, url, folder, int(runs))]
+        elif name == "train_orders":
+            rows = [arrivals.orders_of(Agents, name, net, url, folder, int(runs))]
         elif name == "orders":
             rows = [arrivals.orders(net, url, folder, int(runs))]
         elif name == "many":

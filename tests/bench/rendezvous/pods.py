@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,8 +12,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
+from gpuctl.bootstrap.identity import NodeIdentity
+from gpuctl.cluster import layout
+from gpuctl.cluster.records.clusters import ClusterSpec
+from gpuctl.cluster.records.codec import encode
+from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.stacks.providers import processes
 from tests.bench.network import Network
+from tests.bench.ours import Cluster
 from tests.bench.steplog import Mark, StepLog
 from tests.waiting import PATIENCE_S, TookTooLong, until
 
@@ -162,6 +171,35 @@ class C10d(Torchruns):
     def _conf(self, machine: int) -> dict[str, str]:
         # In a namespace the host's name leads to another address, so torchrun must be told who hosts the store.
         return {"conf": f"is_host={int(machine == self._first)}"}
+
+
+class Agents(Pods):
+    """Nodes of a cluster, with defaults as in a cloud, whose job is the same script under ``gpuctl train``."""
+
+    def __init__(self, net: Network, url: str, root: Path, run: str, size: str) -> None:
+        super().__init__(net, url, root, run, size)
+        prefix, _, options = url.partition("?")
+        self._url = f"{prefix}/{run}?{options}"
+        bucket = open_bucket(self._url)
+        fewest, _, most = size.rpartition(":")
+        spec = ClusterSpec(
+            name="bench",
+            provider="bench",
+            nodes_min=int(fewest or most),
+            nodes_max=int(most),
+            token=secrets.token_hex(16),
+        )
+        bucket.create(layout.CLUSTER, encode(spec))
+        Cluster(bucket, root).submit(TORCH_LOCKSTEP, [str(self.log.path)], root)
+
+    def _line(self, machine: int, more: Sequence[str], command: Sequence[str] | None) -> list[str]:  # noqa: ARG002
+        folder = self._root / f"{self._run}-pod-{machine}"
+        env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        identity = NodeIdentity(
+            node=f"node-{machine}", address=self.net.address(machine), bucket=self._url, provider="bench", env=env
+        )
+        (folder / "identity.json").write_bytes(msgspec.json.encode(identity))
+        return [sys.executable, "-m", "gpuctl.bootstrap.agent", str(folder)]
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ second to import, which is no rendezvous's.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -23,13 +24,20 @@ def main(path: str) -> None:
     def mark(what: str, step: int) -> None:
         os.write(log, f"{what} {step} {time.monotonic():.6f} 0 {rank} {world} {os.getpid()}\n".encode())
 
+    asked: list[int] = []
+    if "GPUCTL_JOB" in os.environ:
+        # An agent interrupts for a node that joins only who can be asked. torchrun kills, and would wait for a worker
+        # that catches the signal in an all-reduce.
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     mark("begin", 0)
     dist.init_process_group("gloo")
     mark("joined", 0)
-    count = torch.zeros(1)
     step = 0
     while True:
-        dist.all_reduce(count)
+        stop = torch.tensor([float(bool(asked))])
+        dist.all_reduce(stop)
+        if stop:
+            return
         step += 1
         mark("step", step)
         time.sleep(STEP_S)
