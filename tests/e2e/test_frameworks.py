@@ -5,16 +5,21 @@ They are installed in an environment of their own, by `make frameworks`.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gpuctl.cluster.snapshots import snapshot_log
+from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster
 from tests.paths import ROOT
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 PYTHON = ROOT / "build" / "frameworks" / "bin" / "python"
 FRAMEWORKS = ("jax", "tensorflow", "horovod")
@@ -147,3 +152,43 @@ def test_a_rank_that_raises_ends_the_job_with_its_own_words(framed: Cluster, lau
     done = framed.run("train", "--launcher", launcher, "raises.py", code=1, timeout=PATIENCE_S)
     assert "RuntimeError: as a script does" in done.stdout + done.stderr
     assert "rank 1" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("launcher", FRAMEWORKS)
+def test_machines_without_a_cluster_go_on_with_another_one(tmp_path: Path, launcher: str) -> None:
+    """``gpuctl mingle``; checkpoints are in a folder that all see."""
+    for example in (ROOT / "examples" / "frameworks").glob("*.py"):
+        shutil.copy(example, tmp_path)
+    (tmp_path / "held.py").write_text(textwrap.dedent(HELD))
+    (tmp_path / "checkpoints").mkdir()
+    env = {**os.environ, "STEPS": "100", "GO": str(tmp_path / "go")}
+    env |= {"GPUCTL_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
+    asked = ["mingle", "--id", "exp1", "--nodes", "2", "--bucket", f"file://{tmp_path}/bucket", "--launcher", launcher]
+    command = [str(PYTHON), "-m", "gpuctl.cli.main", *asked, "--", str(PYTHON), "held.py", f"{launcher}_circle.py"]
+    machines: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(name: str) -> None:
+        marked = {**env, processes.MARK: str(tmp_path / name)}
+        with (tmp_path / f"{name}.log").open("wb") as out:
+            machines[name] = subprocess.Popen(
+                command, cwd=tmp_path, env=marked, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+
+    try:
+        start("first")
+        start("second")
+        until(lambda: [*(tmp_path / "checkpoints").glob(f"{launcher}_circle.[np][pt]*")], "a checkpoint")
+        said = (tmp_path / "first.log").read_text()
+        lost = "first" if "this is rank 0" in said else "second"
+        processes.kill_all(tmp_path / lost)
+        machines.pop(lost).wait()
+        start("third")
+        until(lambda: "this is rank" in (tmp_path / "third.log").read_text(), "the next round")
+        (tmp_path / "go").touch()
+        assert [one.wait(PATIENCE_S) for one in machines.values()] == [0, 0]
+        printed = "".join((tmp_path / f"{name}.log").read_text() for name in machines)
+        assert len(re.findall("begins after step 50", printed)) == 2, printed
+        assert "step 100 loss" in printed
+    finally:
+        for name in machines:
+            processes.kill_all(tmp_path / name)
