@@ -71,7 +71,7 @@ def rights(request: StackRequest, machine: MachineType, account: str) -> Iterato
     yield Right(f"arn:{part}:iam::{account}:role/{named}", tuple(f"iam:{call}" for call in role))
     profile = ("CreateInstanceProfile", "DeleteInstanceProfile", "AddRoleToInstanceProfile")
     yield Right(f"arn:{part}:iam::{account}:instance-profile/{named}", tuple(f"iam:{call}" for call in profile))
-    if not request.bucket:
+    if not request.bucket or request.is_own(request.bucket):
         made = ("CreateBucket", "PutBucketPolicy", "PutEncryptionConfiguration", "PutLifecycleConfiguration")
         bucket = (*made, "PutBucketPublicAccessBlock", "PutBucketTagging")
         yield Right(f"arn:{part}:s3:::{request.place().name}", tuple(f"s3:{call}" for call in bucket))

@@ -28,22 +28,28 @@ class Storage(pulumi.ComponentResource):
         self.prefix = place.prefix
         if request.bucket:
             self.arn = pulumi.Output.from_input(f"arn:{partition(request.region)}:s3:::{place.name}")
+            if request.is_own(request.bucket):
+                # An `up` that made it may have broken off before the rest; to say it again changes nothing.
+                self._guard(request, place.name)
         else:
-            self.arn = self._made(request, place.name).arn
+            self._make(request, place.name)
         self.url = pulumi.Output.from_input(request.bucket_url())
         self.register_outputs({"url": self.url})
 
-    def _made(self, request: StackRequest, name: str) -> s3.Bucket:
-        kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
-        bucket = s3.Bucket(
-            request.cluster,
-            bucket=name,
-            tags=request.tags(),
-            opts=kept,
-        )
+    def _make(self, request: StackRequest, name: str) -> None:
+        bucket = s3.Bucket(request.cluster, bucket=name, tags=request.tags(), opts=self._kept())
+        self.arn = bucket.arn
+        self._guard(request, bucket.id)
+
+    def _kept(self) -> pulumi.ResourceOptions:
+        return pulumi.ResourceOptions(parent=self, retain_on_delete=True)
+
+    def _guard(self, request: StackRequest, bucket: pulumi.Input[str]) -> None:
+        """What the bucket lets happen, and to whom. ``bucket``: its name."""
+        kept = self._kept()
         shut = s3.BucketPublicAccessBlock(
             request.cluster,
-            bucket=bucket.id,
+            bucket=bucket,
             block_public_acls=True,
             block_public_policy=True,
             ignore_public_acls=True,
@@ -52,7 +58,7 @@ class Storage(pulumi.ComponentResource):
         )
         s3.BucketServerSideEncryptionConfiguration(
             request.cluster,
-            bucket=bucket.id,
+            bucket=bucket,
             rules=[
                 s3.BucketServerSideEncryptionConfigurationRuleArgs(
                     apply_server_side_encryption_by_default=s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
@@ -64,7 +70,7 @@ class Storage(pulumi.ComponentResource):
         )
         s3.BucketLifecycleConfiguration(
             request.cluster,
-            bucket=bucket.id,
+            bucket=bucket,
             rules=[
                 s3.BucketLifecycleConfigurationRuleArgs(
                     id="unfinished uploads",
@@ -81,11 +87,10 @@ class Storage(pulumi.ComponentResource):
         after = pulumi.ResourceOptions(depends_on=[shut])
         s3.BucketPolicy(
             request.cluster,
-            bucket=bucket.id,
-            policy=bucket.arn.apply(_tls_only),
+            bucket=bucket,
+            policy=self.arn.apply(_tls_only),
             opts=pulumi.ResourceOptions.merge(kept, after),
         )
-        return bucket
 
 
 def _tls_only(arn: str) -> str:

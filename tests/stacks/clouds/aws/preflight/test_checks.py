@@ -242,6 +242,12 @@ def test_rights_that_a_request_does_not_need_are_not_asked_for() -> None:
     assert {"natgateway", "elastic-ip", "instance-connect-endpoint", "placement-group", "key-pair"} <= words
 
 
+def test_a_bucket_of_their_own_that_is_left_over_is_guarded_anew_and_needs_the_rights() -> None:
+    own = asked("aws").bucket_url()
+    left, mine = set(simulations(bucket=own)), set(simulations(bucket="s3://mine/runs"))
+    assert [arn.partition(":::")[2] for arn in left - mine] == [own.removeprefix("s3://").partition("/")[0]]
+
+
 def test_arns_are_of_the_regions_partition() -> None:
     answers: Answers = {
         ("ec2", "DescribeRegions"): "<R><regionInfo><item><regionName>cn-north-1</regionName></item></regionInfo></R>"

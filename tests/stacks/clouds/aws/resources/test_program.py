@@ -298,6 +298,23 @@ def test_a_bucket_that_is_there_already_is_used_and_none_is_made() -> None:
     }
 
 
+def test_the_bucket_that_an_earlier_up_has_left_is_made_private_again() -> None:
+    """That one may have broken off before it was."""
+    own = asked("aws").bucket_url()
+    again = Planned(asked("aws", bucket=own))
+    kinds = sorted(r.type.rpartition(":")[2] for r in again.plan.resources if ":s3/" in r.type)
+    assert kinds == [
+        "BucketLifecycleConfiguration",
+        "BucketPolicy",
+        "BucketPublicAccessBlock",
+        "BucketServerSideEncryptionConfiguration",
+    ]
+    policy = again.one("s3/bucketPolicy:BucketPolicy")
+    name = own.removeprefix("s3://").partition("/")[0]
+    (deny,) = _statements(policy["policy"])
+    assert (policy["bucket"], deny["Resource"]) == (name, [f"arn:aws:s3:::{name}", f"arn:aws:s3:::{name}/*"])
+
+
 def test_no_other_region_and_no_other_account_is_touched() -> None:
     provider = SEVERAL_CARDS.one("providers:aws")
     assert provider["region"] == "us-east-1"
