@@ -11,7 +11,7 @@
 - ``gloo_exit``: processes that have used gloo end as their script does
 - ``stack_signal``: a signal on which a worker writes down what it does
 - ``log_output``: a full disk drops what a worker prints, and ends nothing
-- ``failing_exit``: a process of JAX, TensorFlow or Horovod that raises ends at once
+- ``failing_exit``: a process of JAX, TensorFlow or Horovod that fails ends at once
 - ``jax_world``: ``jax.distributed.initialize`` knows the round
 - ``gpus``, ``console``: small helpers of the others
 """

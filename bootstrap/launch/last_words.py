@@ -17,6 +17,7 @@ _MESSAGE_CHARS = 500
 _LAST_LINES = 5
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error: "
+_FATAL_LOG = re.compile(r"F\d{4} [^\]]*\] (.+)")
 _FRAME = re.compile(rb'  File ".*", line \d+ in ')
 _RUNPY = re.compile(rb'  File "(<frozen runpy>|.*/runpy\.py)", line \d+ in ')
 _STARTER = re.compile(rb'  File ".*/trainers/launchers/torchrun\.py", line \d+ in run_script')
@@ -58,7 +59,7 @@ def last_words(paths: Iterable[Path], by_signal: bool = False) -> LastWords:
             at = max(at, path.stat().st_mtime)
             file.seek(max(0, size - _TAIL_BYTES))
             lines += FaultTrimmer().feed(file.read().splitlines(), last=True)
-    said = _fatal(lines) if by_signal else _exception(lines)
+    said = _fatal(lines) or _aborted(lines) if by_signal else _exception(lines)
     message, text = said or _end_of(lines)
     return LastWords(message[:_MESSAGE_CHARS], text[:_CHARS], at)
 
@@ -103,6 +104,12 @@ def _fatal(lines: Sequence[bytes]) -> tuple[str, str] | None:
         return None
     told = [line for line in text[start:] if not line.startswith("Extension modules: ")]
     return text[start], "\n".join(told).strip()
+
+
+def _aborted(lines: Sequence[bytes]) -> tuple[str, str] | None:
+    """What C++ said before it aborted, as JAX's and TensorFlow's does (abseil, glog): ``F1125 16:16:37 …] why``."""
+    told = [found for line in lines if (found := _FATAL_LOG.match(_plain(line)))]
+    return (told[-1][1], told[-1][1]) if told else None
 
 
 def _exception(lines: Sequence[bytes]) -> tuple[str, str] | None:

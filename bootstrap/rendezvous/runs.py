@@ -44,6 +44,8 @@ class RunRequest:
     nodes_max: int
     max_restarts: int = 0
     host: str = ""
+    launch: str = ""
+    """See ``RunSpec``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not _ID.fullmatch(self.id):
@@ -89,6 +91,7 @@ def join(bucket: Bucket, request: RunRequest, clock: Clock, say: Callable[[str],
             nodes_max=request.nodes_max,
             key=secrets.token_hex(16),
             max_restarts=request.max_restarts,
+            launch=request.launch,
             begun_by=request.host,
             begun_at=time.time(),
         )
@@ -111,15 +114,21 @@ def _fits(run: Run, request: RunRequest, clock: Clock, say: Callable[[str], None
     """Whether a run that has not ended is the one that is asked for; ``False``: nobody is left in it, and it was for
     something else. Raises ``BadInput`` if somebody is, and its size is another one."""
     same_size = _size(run.spec) == (request.nodes_min, request.nodes_max)
-    if same_size and run.spec.max_restarts == request.max_restarts:
+    same_launch = run.spec.launch == request.launch
+    if same_size and same_launch and run.spec.max_restarts == request.max_restarts:
         return True
-    begun = f"--max-restarts {run.spec.max_restarts}" if same_size else f"--nodes {_text(run.spec)}"
+    begun = f"--max-restarts {run.spec.max_restarts}"
+    if not same_size:
+        begun = f"--nodes {_text(run.spec)}"
+    elif not same_launch:
+        begun = run.spec.launch or "no --launcher"
     say(f"run {run.name} was begun with {begun}; looking whether any of its nodes is left")
     living = _first_living(run.store, clock)
-    if living and not same_size:
+    if living and not (same_size and same_launch):
+        same = "--launcher and --nproc" if same_size else "--nodes"
         raise BadInput(
             f"{run.id} is in use with {begun}: {living.host or living.node} ({living.address}) is in it",
-            "use the same --nodes, or another --id",
+            f"use the same {same}, or another --id",
         )
     if living:
         say(f"{begun} counts for {run.name}, which {living.host or living.node} ({living.address}) is in")

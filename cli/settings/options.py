@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -98,3 +98,12 @@ def seconds(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text.strip(), re.ASCII):
         raise ValueError("is not a number of seconds; use one such as 30, or 0")
     return float(text)
+
+
+def refuse_unknown_stop_signal(env: Mapping[str, str]) -> None:
+    """Raises ``BadInput`` if ``GPUCTL_STOP_SIGNAL`` is not a signal that workers can be asked to stop by."""
+    from gpuctl.trainers.launchers.adapter import STOP_SIGNAL, is_stop_signal
+
+    asked = env.get(STOP_SIGNAL)
+    if asked is not None and not is_stop_signal(asked):
+        raise BadInput(f"{STOP_SIGNAL}={asked} is not a signal to stop by", "use TERM, INT, USR1 or USR2")

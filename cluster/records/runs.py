@@ -13,6 +13,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     """Shared secret of the run's nodes (see ``shared_key``)."""
     max_restarts: int = 0
+    launch: str = ""
+    """How each node starts the command: ``--launcher jax --nproc 1``; empty: as it is."""
     begun_by: str = ""
     """Host of the first node."""
     begun_at: float = 0.0

@@ -134,7 +134,7 @@ RAISES = """
     import os, time
     {begin}
     if os.environ["RANK"] == "1":
-        raise RuntimeError("as a script does")
+        {how}
     time.sleep(600)
 """
 BEGIN = {
@@ -148,10 +148,14 @@ BEGIN = {
 def test_a_rank_that_raises_ends_the_job_with_its_own_words(framed: Cluster, launcher: str) -> None:
     """Without ``failing_exit`` it would wait at its end for the others, which wait for it."""
     framed.up("2")
-    framed.write("raises.py", RAISES.format(begin=BEGIN[launcher]))
+    raises = 'raise RuntimeError("as a script does")'
+    framed.write("raises.py", RAISES.format(begin=BEGIN[launcher], how=raises))
     done = framed.run("train", "--launcher", launcher, "raises.py", code=1, timeout=PATIENCE_S)
     assert "RuntimeError: as a script does" in done.stdout + done.stderr
     assert "rank 1" in done.stderr, done.stderr
+    framed.write("leaves.py", RAISES.format(begin=BEGIN[launcher], how="raise SystemExit(3)"))
+    done = framed.run("train", "--launcher", launcher, "leaves.py", code=3, timeout=PATIENCE_S)
+    assert re.search(r"rank 1 on node-\d exited with code 3", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("launcher", FRAMEWORKS)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
+FOREIGN = ("SLURM_", "OMPI_", "PMI_", "PMIX_")
+"""Variables of a job of another kind that gpuctl itself runs in: they speak of other processes than these."""
 STOP_SIGNAL = "GPUCTL_STOP_SIGNAL"
 """Variable of a job: by which signal its processes are asked to stop, if not by that of its launcher."""
 

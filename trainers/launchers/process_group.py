@@ -12,6 +12,7 @@ Also read by the interpreters of images, which have no gpuctl: the standard libr
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -25,14 +26,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from gpuctl.trainers.launchers.adapter import Launcher, Process, World, all_variables, joined, named
+from gpuctl.trainers import failing_exit
+from gpuctl.trainers.launchers.adapter import FOREIGN, Launcher, Process, World, all_variables, joined, named
 from gpuctl.trainers.launchers.key_value_store import KeyValueStore, get, put
 
 _MEET_S = 300.0
 """For all nodes of a round to have come. Whoever stays away for long is lost, and the next round ends this one."""
 _GRACE_S = 10.0
-_FOREIGN = ("SLURM_", "OMPI_", "PMI_", "PMIX_")
-"""Variables of a job of another kind that gpuctl itself runs in: they speak of other processes than these."""
 _SITE = str(Path(__file__).parent / "worker_site")
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """Exit codes, as the shell has them."""
@@ -73,8 +73,10 @@ def run(
     Raises ``Unable``.
     """
     command = [sys.executable, "-u", *command] if command[0].endswith(".py") else list(command)
+    if launcher.name in failing_exit.WAIT_AT_THEIR_END:
+        command = failing_exit.run_by(command)
     packages = _packages(launcher, command, env)
-    env = {name: value for name, value in env.items() if not name.startswith(_FOREIGN)}
+    env = {name: value for name, value in env.items() if not name.startswith(FOREIGN)}
     env["PYTHONPATH"] = os.pathsep.join([_SITE, *filter(None, [env.get("PYTHONPATH")])])
     if world.nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: each would take all cores
@@ -158,6 +160,7 @@ def _reserved(host: str, port: int, closing: socket.socket | None = None) -> soc
     """A socket that keeps a port: the kernel gives it to nobody, while a program that names it may listen there, as
     gRPC's servers do. ``closing``: who had it until now."""
     if closing is not None:
+        closing.shutdown(socket.SHUT_RDWR)  # others have it open too, and it would listen on for as long as they do
         closing.close()
     keeper = socket.socket(_family(host))
     keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -188,11 +191,22 @@ def _started(command: Sequence[str], env: Mapping[str, str], log: int | None) ->
             [program, *command[1:]], env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=error
         )
     except OSError as why:
+        if why.errno == errno.ENOEXEC:  # a script without a #! line, which a shell runs
+            shell = ["/bin/sh", program, *command[1:]]
+            return subprocess.Popen(shell, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=error)
         code = _NOT_FOUND if isinstance(why, FileNotFoundError) else _NOT_EXECUTABLE
-        said = f"{command[0]}: {'command not found' if code == _NOT_FOUND else why.strerror}"
+        said = f"{command[0]}: {_why_not(program, why)}"
         return subprocess.Popen(
             ["/bin/sh", "-c", f'echo "$0"; exit {code}', said], stdin=subprocess.DEVNULL, stdout=log, stderr=error
         )
+
+
+def _why_not(program: str, why: OSError) -> str:
+    if not isinstance(why, FileNotFoundError):
+        return why.strerror or "cannot be started"
+    if Path(program).exists():
+        return "what its #! line names is not there; has the file Windows line ends?"
+    return "command not found" + ("; arguments go after `--`" if " " in program else "")
 
 
 def _ended(processes: Sequence[subprocess.Popen[bytes]], *, softly: bool) -> list[Failure]:
@@ -256,7 +270,12 @@ def main(launcher: str, nproc: str, *command: str) -> int:
     except Unable as error:
         print(f"gpuctl: {error}", file=sys.stderr)
         return 1
-    return failures[0].exit_code if failures else 0
+    code = failures[0].exit_code if failures else 0
+    if code - 128 in {*signal.Signals}:  # then whoever started this names it
+        if code - 128 != signal.SIGKILL:
+            signal.signal(code - 128, signal.SIG_DFL)
+        os.kill(os.getpid(), code - 128)
+    return code
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from gpuctl.cli.render.terminal import out, out_json, say
 from gpuctl.cli.settings.options import (
     Output,
     parse_flag,
+    refuse_unknown_stop_signal,
     refuse_unusable,
     seconds,
     text_option,
@@ -64,7 +65,7 @@ def verb(
         str | None, text_option("--max-restarts", metavar="N", about="Restarts after a failure of CMD.")
     ] = None,
     grace: Annotated[
-        str | None, text_option("--grace", metavar="SECONDS", about="For CMD to end after a SIGTERM (default: 25).")
+        str | None, text_option("--grace", metavar="SECONDS", about="For CMD to end once it is asked to (default: 25).")
     ] = None,
     launcher: Annotated[
         str | None,
@@ -115,6 +116,8 @@ def verb(
     if launcher is None and nproc is not None:
         raise BadInput("--nproc is for --launcher", "add, for example, --launcher torchrun")
     chosen_launcher = parse_flag("--launcher", launcher, named)
+    if chosen_launcher is not None:
+        refuse_unknown_stop_signal(os.environ)
     processes = parse_flag("--nproc", nproc, whole_number(1)) or 1
     timeout_s = parse_flag("--timeout", timeout, seconds)
     grace_s = parse_flag("--grace", grace, seconds)
@@ -127,7 +130,8 @@ def verb(
         _refuse_unknown(command[0])
         if chosen_launcher is not None and (what := missing(chosen_launcher, command, os.environ)):
             raise BadInput(*what.split("; ", 1))
-    request = RunRequest(run_id, *wanted, max_restarts=settings.max_restarts, host=host_name())
+    launch = f"--launcher {launcher} --nproc {processes}" if launcher is not None else ""
+    request = RunRequest(run_id, *wanted, max_restarts=settings.max_restarts, host=host_name(), launch=launch)
     attendee = Attendee(request.host, own_address(address, interface), chosen, master_port)
     store = open_bucket(settings.bucket, patience_s=3.0, timeout_s=5.0)
     if command:

@@ -16,21 +16,13 @@ from gpuctl.cli.render.job.log_lines import Printer
 from gpuctl.cli.render.terminal import count, out, say
 from gpuctl.cli.session.code_upload import send_folder
 from gpuctl.cli.session.open_cluster import USED, OpenCluster, reach_with
-from gpuctl.cli.settings.options import Cluster, parse_flag, text_option
+from gpuctl.cli.settings.options import Cluster, parse_flag, refuse_unknown_stop_signal, text_option
 from gpuctl.cli.settings.resolve import Settings, load, parse_nodes
 from gpuctl.cli.signals import Interrupted
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs import private_files, queue
 from gpuctl.cluster.records.jobs import JobSpec
-from gpuctl.trainers.launchers.adapter import (
-    STOP_SIGNAL,
-    Launcher,
-    Process,
-    World,
-    all_variables,
-    is_stop_signal,
-    named,
-)
+from gpuctl.trainers.launchers.adapter import FOREIGN, Launcher, Process, World, all_variables, named
 
 _RESERVED = frozenset(
     [
@@ -171,15 +163,15 @@ def _refuse_reserved(settings: Settings, launcher: Launcher) -> None:
         if name in _RESERVED or (launcher.name != "torchrun" and _overrides(launcher, name)):
             source = settings.found[f"env.{name}"].source
             raise BadInput(f"{name} (from {source}) is set for each worker by gpuctl", "use another name")
-    if (asked := settings.env.get(STOP_SIGNAL)) is not None and not is_stop_signal(asked):
-        raise BadInput(f"{STOP_SIGNAL}={asked} is not a signal to stop by", "use TERM, INT, USR1 or USR2")
+    refuse_unknown_stop_signal(settings.env)
 
 
 def _overrides(launcher: Launcher, name: str) -> bool:
     """Whether the launcher sets this variable, whatever the job says."""
-    anywhere = World("job", 1, 0, ("127.0.0.1",), (1,), "127.0.0.1", 1)
+    anywhere = World("job", 1, 0, ("127.0.0.1",), (2,), "127.0.0.1", 1)
     theirs = "their own"
-    return all_variables(launcher, Process(anywhere, 0, {name: theirs}, ("",))).get(name, theirs) != theirs
+    sets = all_variables(launcher, Process(anywhere, 0, {name: theirs}, ("", "")))
+    return name.startswith(FOREIGN) or sets.get(name, theirs) != theirs
 
 
 def checked_program(program: str, folder: Path) -> str:
@@ -193,9 +185,10 @@ def checked_program(program: str, folder: Path) -> str:
                 f"program {program} does not exist", "name one below the working folder, or one of the nodes'"
             )
         return program
-    if Path(program).is_absolute():
+    is_inside = path.resolve().is_relative_to(folder.resolve())
+    if Path(program).is_absolute() and not is_inside:
         return program
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not is_inside:
         raise BadInput(
             f"program {program} is outside the working folder, and only that is copied to the nodes",
             f"run `gpuctl train` in {path.resolve().parent}",

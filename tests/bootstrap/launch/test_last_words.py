@@ -101,3 +101,15 @@ def test_a_bar_is_shown_as_a_terminal_would() -> None:
     assert shown(STDERR_MARK + b"\r 10%" + STDERR_MARK + b"\r 20%\r") == b" 20%"
     assert shown(b"plain\r") == b"plain"
     assert shown(b"") == b""
+
+
+def test_what_native_code_said_before_it_aborted_is_the_message(tmp_path: Path) -> None:
+    log = (
+        "step 7\n"
+        "E1125 16:16:37.612369    6249 agent.cc:289] Polled an error\n"
+        "F1125 16:16:37.612434    6249 client.h:80] Terminating process: another task died\n"
+        "*** Check failure stack trace: ***\n"
+        "    @     0x7fea2b8a71f5  (unknown)\n"
+    )
+    assert last_words([said(tmp_path, log)], by_signal=True).message == "Terminating process: another task died"
+    assert last_words([said(tmp_path, FAULT + log.encode())], by_signal=True).message.startswith("Fatal Python error")

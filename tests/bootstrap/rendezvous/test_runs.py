@@ -112,6 +112,23 @@ def test_of_a_run_that_is_in_use_its_own_restarts_count_and_that_is_told(bucket:
     assert said[-1] == "--max-restarts 0 counts for exp1, which pod-1 (127.0.0.1) is in"
 
 
+def test_a_command_is_started_alike_on_all_nodes(bucket: Bucket) -> None:
+    """Else they would wait for ranks that do not exist."""
+    jax = RunRequest("exp1", 2, 2, launch="--launcher jax --nproc 1")
+    run = joined(bucket, jax)
+    assert joined(bucket, jax).number == 1
+    with socket.create_server(("127.0.0.1", 0)) as living:
+        port = living.getsockname()[1]
+        record = NodeRecord(node="pod-1-aa", incarnation="1", beat=1, address="127.0.0.1", port=port, host="pod-1")
+        run.store.put(layout.node(record.node), encode(record))
+        with pytest.raises(BadInput, match=r"in use with --launcher jax --nproc 1: pod-1 .* the same --launcher and"):
+            joined(bucket, RunRequest("exp1", 2, 2, launch="--launcher jax --nproc 2"))
+        with pytest.raises(BadInput, match="in use with --launcher jax --nproc 1"):
+            joined(bucket, TWO)
+    run.store.delete([layout.node(record.node)])
+    assert joined(bucket, TWO).number == 2, "nobody is left in it"
+
+
 def test_an_entry_that_cannot_be_read_is_told_with_what_to_delete(bucket: Bucket) -> None:
     joined(bucket)
     (entry,) = [entry for entry in bucket.list(f"{layout.MINGLE}/exp1") if "/runs/" in entry.key]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuctl.trainers import failing_exit, jax_world
 from gpuctl.trainers.launchers import adapter, key_value_store, process_group
 from gpuctl.trainers.launchers.adapter import Process, World, all_variables, named, names, stop_signal
 
@@ -130,7 +131,14 @@ def test_processes_are_asked_to_stop_by_a_signal_that_their_framework_leaves_alo
     assert not adapter.is_stop_signal("KILL")
 
 
-READ_IN_IMAGES = [adapter, key_value_store, process_group, *(named(name).variables.__globals__ for name in names())]
+READ_IN_IMAGES = [
+    failing_exit,
+    jax_world,
+    adapter,
+    key_value_store,
+    process_group,
+    *(named(name).variables.__globals__ for name in names()),
+]
 
 
 @pytest.mark.parametrize("module", READ_IN_IMAGES, ids=lambda one: str(getattr(one, "__name__", "") or one["__name__"]))
@@ -140,4 +148,5 @@ def test_what_images_read_needs_an_old_python_and_its_standard_library_alone(mod
     found = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     found |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     others = {name for name in found if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert others <= {"gpuctl.trainers.launchers.adapter", "gpuctl.trainers.launchers.key_value_store"}
+    ours = "gpuctl.trainers.launchers"
+    assert others <= {"gpuctl.trainers", f"{ours}.adapter", f"{ours}.key_value_store", "jax"}

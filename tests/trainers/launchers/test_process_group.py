@@ -84,6 +84,20 @@ def test_a_program_that_cannot_be_started_is_told_as_a_shell_tells_it(
     assert _printed(tmp_path).startswith(said)
 
 
+def test_what_is_wrong_with_a_program_is_said(tmp_path: Path) -> None:
+    def said(text: str) -> str:
+        program = tmp_path / "program"
+        program.write_text(text)
+        program.chmod(0o755)
+        run(EXEC, ALONE, [str(program), "a b"], os.environ, tmp_path)
+        return _printed(tmp_path).splitlines()[-1]
+
+    assert said("#!/bin/sh\r\necho hello\r\n").endswith("is not there; has the file Windows line ends?")
+    assert said('echo "$1"') == "a b", "a shell runs what says no #! line"
+    run(EXEC, ALONE, ["sleep 1"], os.environ, tmp_path)
+    assert _printed(tmp_path).endswith("sleep 1: command not found; arguments go after `--`\n")
+
+
 def test_a_python_script_is_run_by_this_interpreter_and_prints_at_once(tmp_path: Path) -> None:
     script = tmp_path / "say.py"
     script.write_text("import sys; print(sys.executable, sys.argv[1:], sys.stdout.write_through)")
@@ -138,7 +152,8 @@ def test_the_masters_port_is_free_for_the_framework_and_for_nobody_else(tmp_path
         "    print('taken')\n"
         "print(socket.create_server(address).getsockname()[1])\n"
     )
-    assert run(EXEC, world, [str(script)], os.environ, tmp_path, held) == []
+    with held.dup():  # as the agent has, for a moment
+        assert run(EXEC, world, [str(script)], os.environ, tmp_path, held) == []
     assert _printed(tmp_path) == f"taken\n{world.master_port}\n"
 
 
@@ -194,6 +209,13 @@ def test_as_a_program_it_prints_where_it_is_and_ends_as_the_first_that_failed() 
     command = _program(*SH, 'echo "$RANK/$WORLD_SIZE"; exit $((RANK * 5))', nproc=2)
     done = subprocess.run(command, env={**os.environ, **MINGLE}, capture_output=True, text=True)
     assert (done.returncode, sorted(done.stdout.split())) == (5, ["0/2", "1/2"])
+
+
+def test_as_a_program_it_ends_by_the_signal_that_ended_a_process() -> None:
+    done = subprocess.run(_program(*SH, "kill -ABRT $$"), env={**os.environ, **MINGLE})
+    assert done.returncode == -signal.SIGABRT
+    done = subprocess.run(_program(*SH, "kill -KILL $$"), env={**os.environ, **MINGLE})
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_as_a_program_it_leaves_signals_to_the_processes(tmp_path: Path) -> None:
