@@ -7,38 +7,39 @@ that did not; with as many nodes as before, on CPU, its weights are the same to 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
 from gpuctl.cluster.checkpoints.retention import Retention
 from gpuctl.cluster.errors import BadInput
+from gpuctl.trainers.strategies.chosen import chosen
 from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
 from gpuctl.trainers.data.batches import Batches
 from gpuctl.trainers.data.sampling import Sampling, mixed, slice_of
 from gpuctl.trainers.metrics.stream import log_metrics, metrics
+from gpuctl.trainers.strategies.gradient.synchronous import ddp
+from gpuctl.trainers.strategies.gradients import Gradients, Parts, summed
+from gpuctl.trainers.strategies.interface import Stateful, Strategy
+from gpuctl.trainers.strategies.plan import Plan
 from gpuctl.trainers.world import World
 
 Precision = Literal["fp32", "bf16", "fp16"]
+_STRATEGY = "strategy"
+"""What a method remembers goes by that name in checkpoints."""
+_BF16 = "use precision='bf16', or no strategy"
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_AS_IT_IS = contextlib.nullcontext()
-
-Parts = list[tuple[Tensor, float]]
-"""Of a rank's loss in one step: the mean over each micro-batch, and the part of the global batch that this is. Summed
-up over all ranks they are the global mean; that is only done for steps that are logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,14 @@ class Trainer:
         self,
         model: nn.Module,
         loss: Callable[[Tensor, Tensor], Tensor],
-        optimizer: Optimizer,
+        optimizer: Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer],
         dataset: Dataset[Any],
         *,
         global_batch: int,
         steps: int,
         seed: int = 0,
-        scheduler: LRScheduler | None = None,
+        scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
+        strategy: Strategy | None = None,
         precision: Precision = "fp32",
         micro_batch: int | None = None,
         checkpoint_every: int | Literal["auto"] | None = None,
@@ -86,28 +88,39 @@ class Trainer:
     ) -> None:
         """``checkpoints`` is where they go outside of a gpuctl job (see ``Checkpointer``); each has the ``loss`` that
         was logged last, for ``Retention.best``. ``workers``, as in ``DataLoader``, load what is not a
-        ``TensorDataset``."""
+        ``TensorDataset``. ``strategy`` says how gradients are exchanged, if ``--strategy`` does not; the exact mean, if
+        neither does. ``optimizer`` may be a function that makes one for the model's parameters, and ``scheduler`` one
+        that makes one for that."""
         if precision not in _DTYPES:
             raise BadInput(f"unknown precision {precision!r}", f"use one of {', '.join(_DTYPES)}")
         for name, number in (("micro_batch", micro_batch), ("log_every", log_every)):
             if number is not None and number < 1:
                 raise BadInput(f"{name}={number} is not a number of samples or steps", "use 1 or more")
-        self.device = _join_process_group()
+        plan = Plan.of(strategy, chosen())
+        if precision == "fp16" and torch.cuda.is_available() and not plan.is_exact:
+            raise BadInput(
+                f"fp16 scales gradients by a factor that changes, and {strategy or chosen()} keeps some", _BF16
+            )
+        self.device = _join_process_group(alone=not plan.is_exact)
         self.model = model.to(self.device)
         self.checkpointer = Checkpointer(checkpoints, every=checkpoint_every, keep=checkpoint_keep)
-        self._loss = loss
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
+        self._scheduler = scheduler(self._optimizer) if callable(scheduler) else scheduler
         self._steps = steps
         self._seed = seed
-        self._dtype = _DTYPES[precision]
         self._log_every = log_every
         self._world = World.now()
         self._sampling = Sampling(_length(dataset), global_batch, seed)
         self._batches = Batches(dataset, self._sampling, self._world, micro_batch, workers)
         self._scaler = torch.GradScaler(self.device.type, enabled=precision == "fp16" and self.device.type == "cuda")
         self._scales = self._scaler.is_enabled()
-        self._ddp = self._wrapped()
+        self._exchange = plan.exchange
+        model = self.model
+        if self._world.size > 1 or not plan.is_exact:
+            model = ddp(model, self.device, plan.exchange.bucket_mb)
+            plan.exchange.attach(model, self._optimizer)
+        scaler = self._scaler if self._scales else None
+        self._gradients = Gradients(model, loss, self.device, self._world.size, _DTYPES[precision], scaler)
 
     def fit(self) -> Fitted:
         """Go on from the newest checkpoint to the last step.
@@ -116,7 +129,7 @@ class Trainer:
         """
         self._rehearse()
         state = self._state()
-        start = self.checkpointer.restore(state) or 0
+        start = self.checkpointer.restore(state, without={_STRATEGY} - state.keys()) or 0
         if start > self._steps:
             # Of a longer run: to save here would put its weights under another step.
             return Fitted(start, math.nan)
@@ -127,7 +140,7 @@ class Trainer:
             done = step + 1
             loss = self._step(step, micro_batches)
             if done == start + 1 or done % self._log_every == 0 or done == self._steps:
-                said = self._log(done, _summed(loss), said)
+                said = self._log(done, summed(loss), said)
             metrics().progress(done)
             self.checkpointer.step(done, state, {"loss": said.loss})
         self.checkpointer.save(self._steps, state, {"loss": said.loss})
@@ -169,7 +182,7 @@ class Trainer:
         """One optimizer step; returns this rank's parts of the loss."""
         self._seed_step(step)
         self._optimizer.zero_grad()
-        loss = self._backward(micro_batches)
+        loss = self._gradients.accumulate(micro_batches)
         if self._scales:
             self._scaler.step(self._optimizer)
             self._scaler.update()
@@ -178,29 +191,6 @@ class Trainer:
         if self._scheduler is not None:
             self._scheduler.step()
         return loss
-
-    def _backward(self, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Parts:
-        """Gradients of the mean over the global batch; returns this rank's parts of that mean.
-
-        DDP takes the mean over the ranks, hence the world's size. Where that makes 1, as for even slices, nothing is
-        multiplied: in a small model each operation counts, and is slow where the step has filled the processor's cache.
-        """
-        parts = []
-        last = len(micro_batches) - 1
-        for index, (inputs, targets, weight) in enumerate(micro_batches):
-            with _AS_IT_IS if index == last else self._apart():
-                with _AS_IT_IS if self._dtype is None else torch.autocast(self.device.type, self._dtype):
-                    output = self._ddp(inputs.to(self.device, non_blocking=True))
-                    loss = self._loss(output, targets.to(self.device, non_blocking=True))
-                factor = weight * self._world.size
-                scaled = loss if factor == 1 else loss * factor
-                (self._scaler.scale(scaled) if self._scales else scaled).backward()
-            parts.append((loss.detach(), weight))
-        return parts
-
-    def _apart(self) -> contextlib.AbstractContextManager[Any]:
-        """Gradients are exchanged with a step's last micro-batch only."""
-        return self._ddp.no_sync() if isinstance(self._ddp, DistributedDataParallel) else _AS_IT_IS
 
     def _seed_step(self, step: int) -> None:
         """Dropout and the like depend on (seed, step, rank), not on what was drawn before."""
@@ -220,12 +210,6 @@ class Trainer:
 
     # -- before the first ---------------------------------------------------------------------------------------------
 
-    def _wrapped(self) -> nn.Module:
-        if self._world.size == 1:
-            return self.model
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(self.model, device_ids=ids)
-
     def _rehearse(self) -> None:
         """One backward pass whose gradients are thrown away.
 
@@ -237,7 +221,11 @@ class Trainer:
             return
         kept = [buffer.clone() for buffer in self.model.buffers()]
         self.model.train()
-        self._backward(self._batches.of_step(0))
+        with self._exchange.rehearsing():
+            self._gradients.accumulate(self._batches.of_step(0))
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                raise BadInput(f"parameter {name!r} gets no gradient from the loss", "freeze it: requires_grad_(False)")
         self._optimizer.zero_grad()
         with torch.no_grad():
             for buffer, value in zip(self.model.buffers(), kept, strict=True):
@@ -249,6 +237,8 @@ class Trainer:
             state["scheduler"] = self._scheduler
         if self._scales:
             state["scaler"] = self._scaler
+        if isinstance(self._exchange, Stateful):
+            state[_STRATEGY] = self._exchange
         return state
 
 
@@ -261,24 +251,22 @@ class _Said:
     loss: float = math.nan
 
 
-def _summed(parts: Parts) -> Tensor:
-    total: Tensor | None = None
-    for loss, weight in parts:
-        part = loss.to(torch.promote_types(loss.dtype, torch.float32)) * weight
-        total = part if total is None else total + part
-    assert total is not None, "a step has a micro-batch on every rank"
-    return total
+def _join_process_group(alone: bool) -> torch.device:
+    """This rank's device; the process group is made if a launcher started several workers and the script made none.
 
-
-def _join_process_group() -> torch.device:
-    """This rank's device; the process group is made if a launcher started several workers and the script made none."""
+    ``alone``: also one of this process alone, if nobody started others.
+    """
     world = World.of_env()
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     if "WORLD_SIZE" in os.environ and world.size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(backend)
+        gloo_exit.install()
+    elif alone and not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         gloo_exit.install()
     return device
 

@@ -14,17 +14,47 @@ if TYPE_CHECKING:
     from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
     from gpuctl.trainers.checkpoint.dcp.reader import BucketReader
     from gpuctl.trainers.checkpoint.dcp.writer import BucketWriter
+    from gpuctl.trainers.compression.cast import Cast
+    from gpuctl.trainers.compression.int8 import Int8
+    from gpuctl.trainers.compression.topk import TopK
     from gpuctl.trainers.metrics.stream import log_metrics
+    from gpuctl.trainers.strategies.gradient.compressed import Compressed
+    from gpuctl.trainers.strategies.gradient.dgc import DGC
+    from gpuctl.trainers.strategies.gradient.powersgd import PowerSGD
+    from gpuctl.trainers.strategies.gradient.synchronous import Synchronous
     from gpuctl.trainers.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["BucketReader", "BucketWriter", "Checkpointer", "Retention", "Trainer", "__version__", "log_metrics", "mingle"]
+__all__ = [
+    "DGC",
+    "BucketReader",
+    "BucketWriter",
+    "Cast",
+    "Checkpointer",
+    "Compressed",
+    "Int8",
+    "PowerSGD",
+    "Retention",
+    "Synchronous",
+    "TopK",
+    "Trainer",
+    "__version__",
+    "log_metrics",
+    "mingle",
+]
 
 _HOMES = {
     "BucketReader": "gpuctl.trainers.checkpoint.dcp.reader",
     "BucketWriter": "gpuctl.trainers.checkpoint.dcp.writer",
+    "Cast": "gpuctl.trainers.compression.cast",
     "Checkpointer": "gpuctl.trainers.checkpoint.checkpointer",
+    "Compressed": "gpuctl.trainers.strategies.gradient.compressed",
+    "DGC": "gpuctl.trainers.strategies.gradient.dgc",
+    "Int8": "gpuctl.trainers.compression.int8",
+    "PowerSGD": "gpuctl.trainers.strategies.gradient.powersgd",
     "Retention": "gpuctl.cluster.checkpoints.retention",
+    "Synchronous": "gpuctl.trainers.strategies.gradient.synchronous",
+    "TopK": "gpuctl.trainers.compression.topk",
     "Trainer": "gpuctl.trainers.trainer",
     "log_metrics": "gpuctl.trainers.metrics.stream",
     "mingle": "gpuctl.bootstrap.rendezvous.mingle",

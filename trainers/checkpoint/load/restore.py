@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpuctl.cluster.checkpoints.manifest import Manifest, read_manifest
 from gpuctl.cluster.records.checkpoints import CheckpointEntry
 from gpuctl.cluster.storage.interface import PartStore
@@ -16,7 +18,13 @@ from gpuctl.trainers.world import World
 
 
 def restore(
-    store: PartStore, entry: CheckpointEntry, state: State, parts: Parts, ranks: Ranks, limits: TransferLimits
+    store: PartStore,
+    entry: CheckpointEntry,
+    state: State,
+    parts: Parts,
+    ranks: Ranks,
+    limits: TransferLimits,
+    without: Collection[str] = (),
 ) -> Manifest:
     """Load the checkpoint ``entry`` into ``state``; returns its manifest.
 
@@ -27,6 +35,7 @@ def restore(
         parts: where its parts are read from.
         ranks: all ranks make this call.
         limits: what reading may take of the machine.
+        without: names that the checkpoint must not have.
 
     Raises, on every rank, what it raised on any; ``Damaged`` gives way to any other error.
     """
@@ -36,7 +45,7 @@ def restore(
     def plan() -> None:
         manifest = read_manifest(store, entry)
         values = read_values(manifest, [*(f"@plain.{name}" for name in state), f"@rng.{rank}"], parts)
-        targets = LoadTargets(state, manifest, entry.path, rank, values.get)
+        targets = LoadTargets(state, manifest, entry.path, rank, values.get, without)
         loading.append((manifest, targets))
 
     ranks.together(plan)

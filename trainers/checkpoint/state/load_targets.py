@@ -45,14 +45,20 @@ from gpuctl.trainers.gpus import gpus_of
 
 class LoadTargets:
     """The places in ``state`` where a checkpoint's tensors go, in place where they can. Names that the checkpoint has
-    beyond those are left alone.
+    beyond those are left alone, but for those in ``without``.
 
     ``value`` reads a JSON document of the checkpoint, ``None`` if it has none of that name. Raises ``BadInput`` naming
     the first tensor that differs before anything is read into ``state``.
     """
 
     def __init__(
-        self, state: State, manifest: Manifest, at: str, rank: int, value: Callable[[str], bytes | None]
+        self,
+        state: State,
+        manifest: Manifest,
+        at: str,
+        rank: int,
+        value: Callable[[str], bytes | None],
+        without: Iterable[str] = (),
     ) -> None:
         self._state = state
         self._manifest = manifest
@@ -63,6 +69,9 @@ class LoadTargets:
         if missing:
             there = (name.removeprefix("@plain.") for name in manifest.values if name.startswith("@plain."))
             raise BadInput(f"{self._at} has no {missing[0]!r}, only {', '.join(map(repr, there))}", _HINT)
+        for name in without:
+            if f"@plain.{name}" in manifest.values:
+                raise BadInput(f"{self._at} has a {name!r}, which this run has not", _HINT)
         for name, item in state.items():
             self._treespecs[name] = self._parsed(f"@plain.{name}", value(f"@plain.{name}"))
             self.tensors |= self._targets(name, item)

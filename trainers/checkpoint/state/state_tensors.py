@@ -38,7 +38,7 @@ from gpuctl.trainers.gpus import gpus_of
 State = MutableMapping[str, Any]
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module"}
 """What torch's wrappers (the compiler's, activation checkpointing's) call the module that they wrap."""
-_HINT = "use another checkpoint folder, or the model that this one was made with"
+_HINT = "use another checkpoint folder, or the model and the strategy that this one was made with"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,329 @@
+"""What the ranks of the tests of gradient exchanges run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpuctl.trainers.compression.cast import Cast
+from gpuctl.trainers.compression.codec import Codec
+from gpuctl.trainers.compression.reducers import cast_mean, exact_mean, gathered_mean, two_hop_mean
+from gpuctl.trainers.strategies.interface import GradientExchange
+
+
+def reduced(how: str, codec: Codec | Cast | None, lengths: list[int], dtype: torch.dtype) -> list[Tensor]:
+    """The mean of vectors that each rank draws for itself; then those vectors."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    xs = [torch.randn(length, generator=generator, dtype=torch.float64).to(dtype) for length in lengths]
+    group = dist.group.WORLD
+    assert group is not None
+    means: list[Tensor]
+    if how == "exact":
+        means = exact_mean(xs, group)
+    elif isinstance(codec, Cast):
+        means = cast_mean(xs, codec, group)
+    elif how == "gathered":
+        assert codec is not None
+        means, _ = gathered_mean(xs, codec, dist.get_rank(), group)
+    else:
+        assert codec is not None
+        means = two_hop_mean(xs, codec, dist.get_rank(), group)
+    return [*means, *xs]
+
+
+def net(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Two matrices of some thousand values, and their biases."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 8)).to(dtype)
+
+
+def batch(step: int, rank: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(16, 96, generator=generator, dtype=torch.float64)
+    return inputs.to(dtype), torch.randn(16, 8, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def gradients(exchange: GradientExchange | None, steps: int, bucket_mb: float = 25.0) -> list[dict[str, Any]]:
+    """Of each step: the gradients of this rank alone, those that ranks step with, and what the method remembers of this
+    rank. The weights stay as they are."""
+    rank = dist.get_rank()
+    alone, model = net(), net()
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
+    if exchange is not None:
+        exchange.attach(wrapped)
+    found = []
+    for step in range(steps):
+        inputs, targets = batch(step, rank)
+        for one in (alone, wrapped):
+            one.zero_grad()
+            nn.functional.mse_loss(one(inputs), targets).backward()
+        found.append(
+            {
+                "own": _gradients_of(alone),
+                "out": _gradients_of(model),
+                "residual": {name: e.clone() for name, e in getattr(exchange, "residual", {}).items()},
+            }
+        )
+    return found
+
+
+def trained(
+    exchange: GradientExchange | None, optimizer: Callable[[Any], torch.optim.Optimizer], steps: int
+) -> dict[str, Tensor]:
+    """The weights after so many steps."""
+    rank = dist.get_rank()
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    stepping = optimizer(model.parameters())
+    if exchange is not None:
+        exchange.attach(wrapped, stepping)
+    for step in range(steps):
+        inputs, targets = batch(step, rank)
+        stepping.zero_grad()
+        nn.functional.mse_loss(wrapped(inputs), targets).backward()
+        stepping.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    found = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        found[name] = parameter.grad.detach().clone()
+    return found
+
+
+def same_batch(exchange: GradientExchange, steps: int) -> list[Tensor]:
+    """The first matrix's gradient in each of several steps on the same batch."""
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    exchange.attach(wrapped)
+    found = []
+    for _ in range(steps):
+        _backward(wrapped, 0)
+        found.append(_gradients_of(model)["0.weight"])
+    return found
+
+
+def saved(exchange: Any, steps: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The state after so many steps, and the mean of what the ranks have left, by another way."""
+    wrapped = DistributedDataParallel(net())
+    exchange.attach(wrapped)
+    for step in range(steps):
+        _backward(wrapped, step)
+    means = {}
+    for name, residual in exchange.residual.items():
+        ours = [torch.empty_like(residual) for _ in range(dist.get_world_size())]
+        dist.all_gather(ours, residual)
+        means[name] = torch.stack(ours).mean(0)
+    return exchange.state_dict(), means
+
+
+def loaded(exchange: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """The mean state of ranks that have loaded ``state``."""
+    exchange.attach(DistributedDataParallel(net()))
+    exchange.load_state_dict(state)
+    told: dict[str, Any] = exchange.state_dict()
+    return told
+
+
+def rehearsed(exchange: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """A gradient that was rehearsed, the mean of all ranks', and what the method remembers."""
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    exchange.attach(wrapped)
+    with exchange.rehearsing():
+        _backward(wrapped, 0)
+    own = _own(0)["0.weight"]
+    dist.all_reduce(own)
+    return _gradients_of(model)["0.weight"], own / dist.get_world_size(), exchange.state_dict()
+
+
+def accumulated(exchange: Any) -> dict[str, Any]:
+    """Of two micro-batches: this rank's own gradients, those to step with, and what is left."""
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    exchange.attach(wrapped)
+    with wrapped.no_sync():
+        _backward(wrapped, 0)
+    _backward(wrapped, 1)
+    first, second = _own(0), _own(1)
+    own = {name: first[name] + second[name] for name in first}
+    return {"own": own, "out": _gradients_of(model), "residual": dict(exchange.residual)}
+
+
+def failing() -> str:
+    """What ``backward`` says when a codec fails."""
+    from gpuctl import Compressed, TopK
+
+    class Failing(Compressed):
+        def _exchange(self, bucket: object) -> None:  # noqa: ARG002
+            raise MemoryError("no room in the codec")
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    wrapped = DistributedDataParallel(net())
+    Failing(TopK(0.5)).attach(wrapped)
+    try:
+        _backward(wrapped, 0)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def refused(case: str) -> str:
+    """What is said of a model or a state that cannot be."""
+    from torch.distributed.fsdp import fully_shard
+
+    from gpuctl import Compressed, TopK
+    from gpuctl.cluster.errors import BadInput
+
+    exchange = Compressed(TopK(0.01))
+    try:
+        if case == "not attached":
+            exchange.state_dict()
+        elif case == "bare":
+            exchange.attach(net())  # type: ignore[arg-type]
+        elif case == "fsdp":
+            exchange.attach(fully_shard(net()))  # type: ignore[arg-type]
+        elif case == "sparse":
+            exchange.attach(DistributedDataParallel(nn.Sequential(nn.Embedding(4, 4, sparse=True))))
+        else:
+            exchange.attach(wrapped := DistributedDataParallel(net()))
+            if case == "twice":
+                Compressed(TopK(0.01)).attach(wrapped)
+            state = {"method": "topk", "step": 3, "residual": {"0.weight": torch.zeros(5)}}
+            exchange.load_state_dict({**state, **({"method": "powersgd"} if case == "state of another" else {})})
+    except BadInput as error:
+        return error.message
+    return "nothing"
+
+
+def _backward(model: nn.Module, step: int) -> None:
+    inputs, targets = batch(step, dist.get_rank())
+    nn.functional.mse_loss(model(inputs), targets).backward()
+
+
+def _own(step: int) -> dict[str, Tensor]:
+    """This rank's gradients, exchanged with nobody."""
+    alone = net()
+    _backward(alone, step)
+    return _gradients_of(alone)
+
+
+def refused_optimizer(exchange: GradientExchange, optimizer: Callable[[Any], torch.optim.Optimizer] | None) -> str:
+    """What is said of an optimizer, or of the model."""
+    from gpuctl.cluster.errors import BadInput
+
+    model = net()
+    try:
+        exchange.attach(DistributedDataParallel(model), None if optimizer is None else optimizer(model.parameters()))
+    except BadInput as error:
+        return error.message
+    return "nothing"
+
+
+def beside_torchs_powersgd(rank: int, steps: int) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Gradients of each step, ours and those of torch's hook, from its second step on, which begins with its Q."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    from gpuctl import PowerSGD
+
+    theirs, ours = net(), net()
+    wrapped = DistributedDataParallel(theirs)
+    state = powerSGD_hook.PowerSGDState(
+        None,  # type: ignore[arg-type]
+        matrix_approximation_rank=rank,
+        start_powerSGD_iter=2,
+        min_compression_rate=1,
+    )
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    found: tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]] = ([], [])
+    exchange = PowerSGD(rank)
+    exchange.attach(mine := DistributedDataParallel(ours))
+    for step in range(steps + 3):
+        theirs.zero_grad()
+        _backward(wrapped, step)
+        if step == 2:  # its first one: what it has now is what ours begins with
+            left = {"method": "powersgd", "step": 3, "residual": {}, "q": {}}
+            _take_over(state, theirs, left, rank)
+            exchange.load_state_dict(left)
+        if step >= 3:
+            ours.zero_grad()
+            _backward(mine, step)
+            found[0].append(_gradients_of(ours))
+            found[1].append(_gradients_of(theirs))
+    return found
+
+
+def _take_over(state: Any, model: nn.Module, left: dict[str, Any], rank: int) -> None:
+    """torch keeps residuals by bucket, and its factors one after the other, by shape and then by place in the bucket:
+    the parameters in the order in which their gradients came, which for this model is the reverse one."""
+    ((_, residual),) = state.error_dict.items()
+    ((_, q_memory),) = state.q_memory_dict.items()
+    parameters = list(model.named_parameters())[::-1]
+    begin = 0
+    qs = 0
+    # By shape: those of one shape are stacked. Here all shapes differ, in the order of the bucket.
+    for name, parameter in parameters:
+        size = parameter.numel()
+        if parameter.dim() == 2:
+            left["residual"][name] = residual[begin : begin + size].clone()
+            columns = parameter.shape[1]
+            left["q"][name] = q_memory[qs : qs + columns * rank].view(columns, rank).clone()
+            qs += columns * rank
+        begin += size
+
+
+def of_low_rank(exchange: GradientExchange) -> tuple[Tensor, Tensor]:
+    """The first matrix's gradient of one sample a rank, and the exact mean."""
+    model, alone = net(), net()
+    wrapped = DistributedDataParallel(model)
+    exchange.attach(wrapped)
+    inputs, targets = batch(0, dist.get_rank())
+    for one in (wrapped, alone):
+        nn.functional.mse_loss(one(inputs[:1]), targets[:1]).backward()
+    own = _gradients_of(alone)["0.weight"]
+    dist.all_reduce(own)
+    return _gradients_of(model)["0.weight"], own / dist.get_world_size()
+
+
+def restarted(exchange: Any, steps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradients after twice so many steps: of one run, and of one that another process went on with halfway, with
+    smaller buckets."""
+    import copy
+
+    first, second = copy.deepcopy(exchange), copy.deepcopy(exchange)
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    first.attach(wrapped)
+    left = {}
+    for step in range(2 * steps):
+        if step == steps:
+            # Each rank's own, so that the runs are the same: the mean would make the ranks alike.
+            left = copy.deepcopy({**first.state_dict(), "residual": first.residual})
+        model.zero_grad()
+        _backward(wrapped, step)
+    whole = _gradients_of(model)
+    model = net()
+    second.attach(wrapped := DistributedDataParallel(model, bucket_cap_mb=0.001))
+    second.load_state_dict(left)
+    for step in range(steps, 2 * steps):
+        model.zero_grad()
+        _backward(wrapped, step)
+    return whole, _gradients_of(model)
+
+
+def of_zeros(exchange: GradientExchange) -> float:
+    """The largest gradient where all are zero, after a step that was not."""
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    exchange.attach(wrapped)
+    for _ in range(2):
+        model.zero_grad()
+        (wrapped(batch(0, 0)[0]) * 0.0).sum().backward()
+    return max(float(g.abs().max()) for g in _gradients_of(model).values())

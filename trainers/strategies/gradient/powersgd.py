@@ -1,0 +1,133 @@
+"""``PowerSGD`` (Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727), algorithms 1 and 2; the names are the paper's."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.jobs.strategy import positive, whole
+from gpuctl.trainers.compression.error_feedback import ErrorFeedback
+from gpuctl.trainers.compression.reducers import exact_mean
+from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, exact, write
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
+
+
+class PowerSGD:
+    """The mean of all ranks' matrices, as far as it has the rank r, by one step of a power iteration::
+
+        M = Δ + E             (n, m): the gradient and the residual
+        P ← mean(M·Q)         (n, r)
+        P̂ ← orthogonalize(P)
+        Q ← mean(Mᵀ·P̂)        (m, r): kept, the next step begins with it (warm start)
+        E ← M − P̂·Qᵀ          what all ranks step with is P̂·Qᵀ
+
+    Of a parameter of more dimensions the first one makes the rows. Those for which n·m ≤ r·(n + m), so that nothing is
+    won, are exact, as are biases and norms.
+
+    The residual is against the mean of all ranks, as in the paper: so what is conserved is its mean.
+
+    Raises ``BadInput`` for a rank that is no whole number from 1 on, and ``attach`` for one that is too large for every
+    matrix of the model.
+    """
+
+    def __init__(self, rank: int = 4, *, bucket_mb: float = BUCKET_MB) -> None:
+        self.rank = whole(rank, "rank", least=1)
+        self.bucket_mb = positive(bucket_mb, "bucket_mb")
+        self._feedback = ErrorFeedback()
+        self._q: dict[str, Tensor] = {}
+        self._hook: BucketHook | None = None
+
+    def __repr__(self) -> str:
+        return f"PowerSGD({self.rank})"
+
+    @property
+    def residual(self) -> dict[str, Tensor]:
+        """E on this rank, by the names of parameters: vectors in row-major order."""
+        return self._feedback.residual
+
+    def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
+        """See ``GradientExchange``."""
+        hook = BucketHook(model, self._exchange)
+        shapes = [matrix_shape(p) for p in hook.parameters.values() if p.dim() >= 2 and p.requires_grad]
+        if not any(is_won(n, m, self.rank) for n, m in shapes):
+            largest = max(shapes, key=min, default=None)
+            of = "it has none" if largest is None else f"its largest one is {largest[0]} × {largest[1]}"
+            raise BadInput(f"rank {self.rank} is too large for every matrix of the model: {of}", "use a smaller rank")
+        self._hook = hook
+        return self
+
+    def rehearsing(self) -> AbstractContextManager[None]:
+        """See ``GradientExchange``."""
+        return attached(self._hook).rehearsing()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``Stateful``: the mean residual, Q, which all ranks have alike, and the step."""
+        hook = attached(self._hook)
+        means = mean_over_ranks(self._feedback.residual, hook.group)
+        return {"method": "powersgd", "step": hook.steps, "residual": means, "q": dict(self._q)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See ``Stateful``. With another rank the power iteration begins anew, and the residuals stay."""
+        hook = attached(self._hook)
+        check_method(state, "powersgd")
+        hook.steps = state["step"]
+        self._feedback.residual = loaded(state["residual"], hook)
+        kept = {name: q.to(hook.device).clone() for name, q in state["q"].items()}
+        self._q = {name: q for name, q in kept.items() if q.shape[1] == self.rank}
+
+    def _exchange(self, bucket: Bucket) -> None:
+        matrices, others = bucket.split()
+        low = [g for g in matrices if is_won(*matrix_shape(g.value), self.rank)]
+        exact([*others, *(g for g in matrices if not is_won(*matrix_shape(g.value), self.rank))], bucket.group)
+        self._exchange_low(low, bucket)
+
+    def _exchange_low(self, gradients: list[Gradient], bucket: Bucket) -> None:
+        names = [g.name for g in gradients]
+        xs = [self._feedback.with_residual(g.name, g.value) for g in gradients]
+        ms = [x.view(matrix_shape(g.value)) for x, g in zip(xs, gradients, strict=True)]
+        qs = [self._start(name, m, index, bucket) for index, (name, m) in enumerate(zip(names, ms, strict=True))]
+        ps = _mean([m @ q for m, q in zip(ms, qs, strict=True)], bucket)
+        ps = [orthogonalize(p) for p in ps]
+        qs = _mean([m.T @ p for m, p in zip(ms, ps, strict=True)], bucket)
+        approximations = [(p @ q.T).view(-1) for p, q in zip(ps, qs, strict=True)]
+        write(gradients, approximations)
+        for name, x, q, approximation in zip(names, xs, qs, approximations, strict=True):
+            self._q[name] = q
+            self._feedback.residual[name] = x.sub_(approximation)
+
+    def _start(self, name: str, m: Tensor, index: int, bucket: Bucket) -> Tensor:
+        """Q of the step before, or drawn from a normal distribution: the same on all ranks."""
+        if (kept := self._q.get(name)) is not None:
+            return kept
+        seed = (bucket.step << 32) | (bucket.index << 16) | index
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(m.shape[1], self.rank, generator=generator, dtype=m.dtype).to(m.device)
+
+
+def matrix_shape(tensor: Tensor) -> tuple[int, int]:
+    """Rows and columns of a parameter of two dimensions or more."""
+    return tensor.shape[0], tensor[0].numel()
+
+
+def is_won(n: int, m: int, rank: int) -> bool:
+    """Whether P and Q of that rank are less than the matrix of shape (n, m)."""
+    return rank * (n + m) < n * m
+
+
+def orthogonalize(p: Tensor) -> Tensor:
+    """An orthonormal basis of what the columns of ``p`` span; of shape (n, r), with r ≤ n."""
+    basis: Tensor = torch.linalg.qr(p).Q
+    return basis
+
+
+def _mean(matrices: list[Tensor], bucket: Bucket) -> list[Tensor]:
+    """Over all ranks, in one all-reduce."""
+    means = exact_mean([m.reshape(-1) for m in matrices], bucket.group)
+    return [mean.view(m.shape) for mean, m in zip(means, matrices, strict=True)]
