@@ -1,0 +1,4 @@
+"""How ``gpuctl.Trainer`` exchanges gradients.
+
+- ``chosen``: what ``gpuctl train --strategy`` named
+"""
