@@ -11,6 +11,7 @@ Besides what torchrun sets (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …) a wor
 ``GPUCTL_ROUND_DIR``       a folder of this node and round; what the agent reads in it is listed below
 ``GPUCTL_CHECKPOINT_DIR``  files written here are kept in the bucket, and are back on every node when a round starts
 ``GPUCTL_TENSORBOARD_DIR`` event files written here are copied to the bucket
+``GPUCTL_STRATEGY``        what ``--strategy`` named (see ``cluster.jobs.strategy``); not set if it was not given
 =========================  ==========================================================================================
 
 In ``GPUCTL_ROUND_DIR``:
@@ -26,6 +27,7 @@ In ``GPUCTL_ROUND_DIR``:
 - ``lost.<mark>``: one line: why the newest checkpoint is not in the bucket. Rank 0 writes it, and removes it once a
   later checkpoint is.
 - ``drained.<local_rank>``: it did so, and its exit code 0 does not mean that the training is over.
+- ``strategy``: made by a worker that has read ``GPUCTL_STRATEGY``.
 
 What a worker prints, to stdout and stderr, goes into one file, in the order in which it was written. Lines that Python
 wrote to stderr begin with ``STDERR_MARK``, which terminals do not show; those of native code and of child processes
@@ -48,6 +50,9 @@ DRAINED = "drained"
 LOST = "lost"
 DEADLINE = "deadline"
 TIERS = "tiers"
+STRATEGY_READ = "strategy"
+STRATEGY = "GPUCTL_STRATEGY"
+"""A variable. The other words here are names of files."""
 STDERR_MARK = b"\x1b_e\x1b\\"
 """An "application program command" (ECMA-48), which no terminal and hardly any program knows."""
 

@@ -1,6 +1,7 @@
 """What runs inside a worker process.
 
 - ``trainer``: a training loop that survives losing machines
+- ``strategies``: how it exchanges gradients
 - ``checkpoint``: saving and restoring a state
 - ``data``: batches and the order of samples
 - ``metrics``: what a script reports of itself

@@ -178,7 +178,7 @@ class RoundRun:
             self._mirror.restore(job.env)
             self._mirror.watch(self._workers)
             self._memory.start()
-            spec = self._launch_spec(base_env, job.env)
+            spec = self._launch_spec(base_env)
             fabric = "" if job.allow_tcp else self._fabric
             if job.image:
                 folder, end = self._workspace.folder, self._gone_for_good
@@ -200,7 +200,7 @@ class RoundRun:
             if listening is not None:
                 listening.close()
 
-    def _launch_spec(self, base_env: dict[str, str], job_env: dict[str, str]) -> LaunchSpec:
+    def _launch_spec(self, base_env: dict[str, str]) -> LaunchSpec:
         member = self.round.members[self.rank]
         for folder in (self.context.round_dir, self.context.checkpoint_dir, self.context.tensorboard_dir):
             folder.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ class RoundRun:
             script=self._workspace.program,
             args=self._workspace.spec.args,
             cwd=str(self._workspace.code),
-            env={**base_env, **job_env, **self.context.env()},
+            env={**self._workspace.worker_env(base_env), **self.context.env()},
             log_dir=str(self.log_dir),
             launcher=self._workspace.spec.launcher,
             hosts=tuple(one.address for one in self.round.members),
@@ -255,6 +255,8 @@ class RoundRun:
                 (self.context.round_dir / f"{UNSENT}.files").touch()
         if lost:
             self._tell_in_logs(f"{lost}; the next round starts from the previous ones")
+        elif status == "completed" and self.rank == 0 and (said := self._workspace.unused_strategy(self.round.number)):
+            self._tell_in_logs(said)
         if status == "failed" and (full := full_disk(self.context.round_dir)):
             # Then no worker could write down what went wrong, and what it was is known.
             message, ranks = full, ()

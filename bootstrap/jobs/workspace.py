@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpuctl.cluster import layout
@@ -13,9 +14,13 @@ from gpuctl.cluster.jobs.code_archive import unpack
 from gpuctl.cluster.records.codec import decode
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.storage.interface import Store
+from gpuctl.cluster.worker_context import STRATEGY, STRATEGY_READ
 from gpuctl.trainers.launchers.adapter import named, stop_signal
 from gpuctl.trainers.launchers.preload import imports_of
 from gpuctl.trainers.launchers.torchrun import TORCHRUN
+
+_EACH_JOBS_OWN = (STRATEGY, "GPUCTL_LAUNCHER")
+"""A local node has the variables of whoever started it, and these would be for every job."""
 
 
 class JobWorkspace:
@@ -72,6 +77,19 @@ class JobWorkspace:
         if self.spec.launcher != TORCHRUN:
             return []  # its workers begin anew
         return imports_of(self.code / self.spec.script, self.code)
+
+    def worker_env(self, node_env: Mapping[str, str]) -> dict[str, str]:
+        """The variables of the node and, before them, of the job. Only after ``prepare``."""
+        inherited = {name: value for name, value in node_env.items() if name not in _EACH_JOBS_OWN}
+        chosen = {STRATEGY: self.spec.strategy} if self.spec.strategy else {}
+        return {**inherited, **self.spec.env, **chosen}
+
+    def unused_strategy(self, number: int) -> str:
+        """What to tell the user if no worker of round ``number`` on this node made anything of ``--strategy``; empty if
+        one did, or if there was none. Only after ``prepare``."""
+        if not self.spec.strategy or (self.round_dir(number) / STRATEGY_READ).exists():
+            return ""
+        return f"--strategy {self.spec.strategy} had no effect: the script makes no gpuctl.Trainer"
 
     def round_dir(self, number: int) -> Path:
         return self.folder / "rounds" / f"{number:06d}"

@@ -13,6 +13,7 @@ from typing import Any
 from gpuctl.cli.settings import file as settings_file
 from gpuctl.cli.settings.options import refusal, refuse_unusable, whole_number
 from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.jobs import strategy
 from gpuctl.cluster.storage.bucket_names import parts_of
 
 Flag = str | Sequence[str] | None
@@ -61,6 +62,7 @@ class Settings:
     nproc: int | None
     image: str | None
     launcher: str
+    strategy: str | None
     env: dict[str, str]
     found: dict[str, Setting]
 
@@ -181,6 +183,13 @@ def _launcher(text: str) -> str:
     return text
 
 
+def _strategy(text: str) -> str:
+    try:
+        return str(strategy.parse(text))
+    except BadInput as error:
+        raise ValueError(f"is invalid: {error}") from error
+
+
 def _backend(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://\S+", text):
         raise ValueError("is not a URL that `pulumi login` takes; use one such as s3://bucket")
@@ -227,5 +236,6 @@ KEYS = (
     Key("nproc", whole_number(1), "", "Worker processes per node of a job; unset: the node's slots."),
     Key("image", _image, "", "Container image for a job's workers; unset: the node itself."),
     Key("launcher", _launcher, "torchrun", "What starts a job's workers: torchrun, jax, tensorflow, horovod or exec."),
+    Key("strategy", _strategy, "", "How gpuctl.Trainer exchanges gradients; unset: as the script says."),
     Key("env", _text, "", "Variables for the workers."),
 )

@@ -52,6 +52,7 @@ class JobRequest:
     exit_timeout_s: float = 60.0
     image: str = ""
     launcher: str = "torchrun"
+    strategy: str = ""
     allow_tcp: bool = False
     submitted_by: str = ""
 
@@ -106,6 +107,7 @@ def submit(store: Store, cluster: ClusterSpec, request: JobRequest) -> JobSpec:
         exit_timeout_s=request.exit_timeout_s,
         image=request.image,
         launcher=request.launcher,
+        strategy=request.strategy,
         allow_tcp=request.allow_tcp,
         submitted_at=time.time(),
         submitted_by=request.submitted_by,

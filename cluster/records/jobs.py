@@ -27,6 +27,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Container image that the workers run in; empty: the node itself."""
     launcher: str = "torchrun"
     """What starts the workers on each node, as ``--launcher`` names it."""
+    strategy: str = ""
+    """How ``gpuctl.Trainer`` exchanges gradients, as ``--strategy`` names it; empty: as the script says."""
     allow_tcp: bool = False
     """Begin although NCCL cannot use the fabric that the machines are sold with."""
     submitted_at: float = 0.0

@@ -46,6 +46,7 @@ _RESERVED = frozenset(
         "GPUCTL_ROUND_DIR",
         "GPUCTL_CHECKPOINT_DIR",
         "GPUCTL_TENSORBOARD_DIR",
+        "GPUCTL_STRATEGY",
         "GPUCTL_LAUNCHER",
         "GPUCTL_NODE_ADDRESSES",
         "GPUCTL_HOSTFILE",
@@ -74,6 +75,15 @@ def verb(
     launcher: Annotated[
         str | None,
         text_option("--launcher", metavar="NAME", about="torchrun (default), jax, tensorflow, horovod or exec."),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        text_option(
+            "--strategy",
+            metavar="NAME[:OPTION=VALUE,…]",
+            about="How gpuctl.Trainer exchanges gradients: exact, bf16, fp16, int8, topk, dgc or powersgd (default: as "
+            "the script says).",
+        ),
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -107,15 +117,17 @@ def verb(
             "cluster": cluster,
             "nproc": nproc,
             "launcher": launcher,
+            "strategy": strategy,
             "image": image,
             "env": env or (),
             "max_restarts": max_restarts,
             "exit_timeout": exit_timeout,
         },
-        only=(*USED, "nproc", "launcher", "image", "env", "max_restarts", "exit_timeout"),
+        only=(*USED, "nproc", "launcher", "strategy", "image", "env", "max_restarts", "exit_timeout"),
     )
     chosen = named(settings.launcher)
     _refuse_reserved(settings, chosen)
+    _refuse_strategy_without_trainer(settings, chosen)
     wanted = parse_flag("--nodes", nodes, parse_nodes)
     refuse_home(Path.cwd())
     name = (checked_program if chosen.name == "exec" else checked_script)(script, Path.cwd())
@@ -133,6 +145,7 @@ def verb(
         nodes=wanted,
         nproc=per_node,
         launcher=settings.launcher,
+        strategy=settings.strategy or "",
         max_restarts=settings.max_restarts,
         exit_timeout_s=settings.exit_timeout,
         image=settings.image or "",
@@ -164,6 +177,17 @@ def _refuse_reserved(settings: Settings, launcher: Launcher) -> None:
             source = settings.found[f"env.{name}"].source
             raise BadInput(f"{name} (from {source}) is set for each worker by gpuctl", "use another name")
     refuse_unknown_stop_signal(settings.env)
+
+
+def _refuse_strategy_without_trainer(settings: Settings, launcher: Launcher) -> None:
+    """Raises ``BadInput`` for a strategy under a launcher whose processes make no ``gpuctl.Trainer``."""
+    if settings.strategy and launcher.name != "torchrun":
+        source = settings.found["strategy"].source
+        given = "--strategy" if source == "flag" else f"strategy (from {source})"
+        raise BadInput(
+            f"{given} is for gpuctl.Trainer under torchrun: --launcher {launcher.name} has no use for it",
+            "leave out one of the two",
+        )
 
 
 def _overrides(launcher: Launcher, name: str) -> bool:

@@ -33,6 +33,9 @@ def show(
     exit_timeout: Annotated[str | None, text_option("--exit-timeout", metavar="SECONDS", about="See train.")] = None,
     nproc: Annotated[str | None, text_option("--nproc", metavar="K", about="See train.")] = None,
     launcher: Annotated[str | None, text_option("--launcher", metavar="NAME", about="See train.")] = None,
+    strategy: Annotated[
+        str | None, text_option("--strategy", metavar="NAME[:OPTION=VALUE,…]", about="See train.")
+    ] = None,
     env: Annotated[list[str] | None, text_option("--env", metavar="NAME=VALUE", about="See train.")] = None,
     output: Output = "text",
 ) -> None:
@@ -55,6 +58,7 @@ def show(
             "exit_timeout": exit_timeout,
             "nproc": nproc,
             "launcher": launcher,
+            "strategy": strategy,
             "env": env or (),
         }
     )

@@ -116,13 +116,15 @@ def run(
     nodes: int = 1,
     fabric: str = "",
     allow_tcp: bool = False,
+    strategy: str = "",
     **env: str,
 ) -> tuple[NodeExit, str]:
     """A script, by default one whose files cannot be kept; returns its end and its log, empty if it never ran.
     ``launching`` and ``running`` are done while it starts and while it runs. ``say`` hears what its files need, which
     come from a bucket that does not answer if it is ``away``. ``ill`` tells of GPUs. ``env``: the node's."""
     store = open_bucket((tmp_path / "bucket").as_uri())
-    spec = JobSpec(job="job-1", number=1, script="train.py", nodes_min=1, nodes_max=nodes, allow_tcp=allow_tcp)
+    job = JobSpec(job="job-1", number=1, script="train.py", nodes_min=1, nodes_max=nodes)
+    spec = msgspec.structs.replace(job, allow_tcp=allow_tcp, strategy=strategy)
     store.put(layout.job_spec("job-1"), encode(spec))
     workspace = JobWorkspace(store, tmp_path / "job", "job-1")
     workspace.code.mkdir(parents=True, exist_ok=True)
@@ -240,6 +242,28 @@ def test_what_its_workers_have_left_running_ends_with_it(tmp_path: Path) -> None
         lives = process.status() != psutil.STATUS_ZOMBIE
         process.kill()
         assert not lives
+
+
+# Makes what ``Trainer`` makes of the variable, unless it is not to; fails if asked to.
+CHOOSER = """
+import os, sys
+from gpuctl.trainers.strategies.chosen import chosen
+print("found", os.environ.get("GPUCTL_STRATEGY"))
+if sys.argv[3] == "reads": chosen()
+sys.exit(sys.argv[3] == "fails")
+"""
+
+
+@pytest.mark.parametrize("how", ["reads", "ignores", "fails"])
+def test_a_worker_finds_its_strategy_and_a_script_that_makes_nothing_of_it_is_told(tmp_path: Path, how: str) -> None:
+    node_exit, log = run(tmp_path, how, script=CHOOSER, strategy="topk:ratio=0.01")
+    told = "gpuctl: --strategy topk:ratio=0.01 had no effect: the script makes no gpuctl.Trainer\n"
+    assert log == "found topk:ratio=0.01\n" + (told if how == "ignores" else "")
+    assert node_exit.status == ("failed" if how == "fails" else "completed")
+
+
+def test_a_worker_without_a_strategy_finds_none(tmp_path: Path) -> None:
+    assert run(tmp_path, "ignores", script=CHOOSER, GPUCTL_STRATEGY="int8")[1] == "found None\n"
 
 
 @pytest.mark.parametrize(("how", "told"), [("fails", "GPU 0: Xid 79"), ("whole", "")])

@@ -66,6 +66,14 @@ def test_that_a_slow_network_will_do_is_said_by_whoever_submits(written: Written
         assert queue.find(written.store, job).allow_tcp is allowed
 
 
+def test_the_strategy_is_in_the_job_as_it_is_read_again(written: WrittenCluster) -> None:
+    (written.work / "train.py").touch()
+    (written.work / "gpuctl.yaml").write_text("strategy: topk:ratio=0.50\n")
+    for args, strategy in (((), "topk:ratio=0.5"), (("--strategy", " dgc : clip = none"), "dgc:clip=none")):
+        job = written.run("train", "-d", *args, "train.py").stdout.strip()
+        assert queue.find(written.store, job).strategy == strategy
+
+
 @pytest.mark.slow
 def test_a_wrong_setting_of_up_keeps_nobody_from_other_verbs(written: WrittenCluster) -> None:
     written.env["GPUCTL_NODES"] = "abc"
