@@ -23,12 +23,12 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gpuctl.cluster.checkpoints.retention import Retention
 from gpuctl.cluster.errors import BadInput
-from gpuctl.trainers.strategies.chosen import chosen
 from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
 from gpuctl.trainers.data.batches import Batches
 from gpuctl.trainers.data.sampling import Sampling, mixed, slice_of
 from gpuctl.trainers.metrics.stream import log_metrics, metrics
+from gpuctl.trainers.strategies.chosen import chosen
 from gpuctl.trainers.strategies.gradient.synchronous import ddp
 from gpuctl.trainers.strategies.gradients import Gradients, Parts, summed
 from gpuctl.trainers.strategies.interface import Stateful, Strategy
@@ -98,9 +98,7 @@ class Trainer:
                 raise BadInput(f"{name}={number} is not a number of samples or steps", "use 1 or more")
         plan = Plan.of(strategy, chosen())
         if precision == "fp16" and torch.cuda.is_available() and not plan.is_exact:
-            raise BadInput(
-                f"fp16 scales gradients by a factor that changes, and {strategy or chosen()} keeps some", _BF16
-            )
+            raise BadInput(f"fp16 scales gradients by a factor that changes, and {plan.exchange} keeps some", _BF16)
         self.device = _join_process_group(alone=not plan.is_exact)
         self.model = model.to(self.device)
         self.checkpointer = Checkpointer(checkpoints, every=checkpoint_every, keep=checkpoint_keep)

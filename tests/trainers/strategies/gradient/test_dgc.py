@@ -32,9 +32,6 @@ def test_each_step_is_the_papers() -> None:
     for name in ("0.weight", "2.weight"):
         n = told[0][0]["own"][name].numel()
         us, vs = ([torch.zeros(n, dtype=torch.float64) for _ in told] for _ in range(2))
-            [torch.zeros(n, dtype=torch.float64) for _ in told],
-            [torch.zeros(n, dtype=torch.float64) for _ in told],
-        )
         for step in range(4):
             total = torch.zeros(n, dtype=torch.float64)
             for rank, of_rank in enumerate(told):
