@@ -164,12 +164,24 @@ def entering(holder: subprocess.Popen[bytes]) -> list[str]:
 
 
 @contextlib.contextmanager
-def network() -> Iterator[Network]:
-    made = Network()
+def network(at_switch: Sequence[str] = ()) -> Iterator[Network]:
+    made = Network(at_switch)
     try:
         yield made
     finally:
         made.close()
+
+
+@contextlib.contextmanager
+def network_apart() -> Iterator[Network]:
+    """One whose switch has a namespace of its own too."""
+    switch = namespace()
+    try:
+        with network(entering(switch)) as made:
+            yield made
+    finally:
+        switch.kill()
+        switch.wait()
 
 
 @contextlib.contextmanager

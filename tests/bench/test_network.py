@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.bench.network import Network, can_shape, entering, namespace
+from tests.bench.network import Network, can_shape, network_apart
 from tests.bench.relay import relay
 from tests.fakes.stores.serving import started
 from tests.waiting import until
@@ -68,16 +68,10 @@ print(min(took_s))
 @pytest.fixture(scope="module")
 def net() -> Iterator[Network]:
     """Three machines."""
-    switch = namespace()
-    made = Network(entering(switch))
-    try:
+    with network_apart() as made:
         for _ in range(3):
             made.add()
         yield made
-    finally:
-        made.close()
-        switch.kill()
-        switch.wait()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.trainers.transport.socket_bytes import SocketBytes
+from tests.bench.network import can_shape, network_apart
+from tests.fakes.stores.serving import started
 from tests.trainers import ranks
 from tests.trainers.rank_scripts.collectives import all_reduced_and_dropped
 
@@ -126,6 +129,39 @@ def test_other_files_and_sockets_are_let_be(sockets: ExitStack) -> None:
     datagrams.send(b"none")
     assert counter.read() == before
     datagrams.getsockname()  # still open
+
+
+_SEND_3_MB = """
+import json, socket, sys
+from dataclasses import asdict
+from gpuctl.trainers.transport.socket_bytes import SocketBytes
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+connection.sendall(bytes(3_000_000))
+connection.shutdown(socket.SHUT_WR)
+connection.recv(1)  # the other end has all
+print(json.dumps(asdict(SocketBytes().read())))
+"""
+_RECEIVE = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 0))
+print(server.getsockname()[1], flush=True)
+connection, _ = server.accept()
+while connection.recv(1 << 16):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_shape(), reason="network namespaces with shaped wires need root, iproute2 and tbf")
+def test_what_was_lost_and_sent_again_is_told_apart() -> None:
+    """On a wire of 20 Mbit/s, towards which a sender that does not know it sends too much."""
+    with network_apart() as net:
+        sender, receiver = net.add(), net.add()
+        net.shape(receiver, 20)
+        with started([*net.inside(receiver), sys.executable, "-c", _RECEIVE, net.address(receiver)], r"(\d+)") as port:
+            send = [*net.inside(sender), sys.executable, "-c", _SEND_3_MB, net.address(receiver), port]
+            told = json.loads(subprocess.run(send, check=True, capture_output=True).stdout)
+    assert told["sent"] == 3_000_000 and told["retransmitted"] > 0
 
 
 @pytest.mark.timing
