@@ -5,6 +5,7 @@
 - ``checkpoint``: saving and restoring a state
 - ``data``: batches and the order of samples
 - ``metrics``: what a script reports of itself
+- ``transport``: bytes between processes
 - ``launchers``: how a node's worker processes are started
 - ``diagnostics``: the job behind ``gpuctl verify``
 - ``stop_signal``: agreement on the step at which all ranks stop

@@ -86,6 +86,16 @@ class Network:
             for rule in _slowed(device, end, mbit_per_s):
                 subprocess.run([*command, "tc", *rule.split()], check=True)
 
+    def shape(self, machine: int, mbit: float) -> None:
+        """The machine's wire carries no more than that, each way: ``mbit`` 10^6 bits a second of whole frames, of which
+        95.6 % are payload of TCP at an MTU of 1500. Call it again to change the rate, also while something is carried.
+
+        Not together with ``slow_switch``. See ``relay`` for a wire that is long.
+        """
+        rule = f"root {_bucket(mbit)}"
+        self.at_switch("tc", *f"qdisc replace dev port{machine} {rule}".split())
+        subprocess.run([*self.inside(machine), "tc", *f"qdisc replace dev eth0 {rule}".split()], check=True)
+
     def hide_switch(self) -> None:
         """Servers at the switch are away: nothing that is sent to them arrives. The machines still reach each other."""
         self.at_switch("ip", "addr", "del", f"{SWITCH}/24", "dev", "switch")
@@ -104,10 +114,30 @@ class Network:
 
 def can_slow_switch() -> bool:
     """Whether ``Network.slow_switch`` is possible as well."""
+    return _can(_slowed("lo", "src", 1000))
+
+
+def can_shape() -> bool:
+    """Whether ``Network.shape`` is possible as well."""
+    return _can([f"qdisc replace dev lo root {_bucket(1000)}"])
+
+
+def _can(rules: Sequence[str]) -> bool:
+    """Whether ``tc`` and this kernel know them."""
     if not is_possible() or not shutil.which("tc"):
         return False
-    rules = " && ".join(f"tc {rule}" for rule in _slowed("lo", "src", 1000))
-    return subprocess.run(["unshare", "--net", "sh", "-c", rules], capture_output=True).returncode == 0
+    commands = " && ".join(f"tc {rule}" for rule in rules)
+    return subprocess.run(["unshare", "--net", "sh", "-c", commands], capture_output=True).returncode == 0
+
+
+def _bucket(mbit: float) -> str:
+    """For ``tc``: a token bucket. It holds what passes at once after a pause: 4 ms of the rate, because on a busy
+    machine its timer may be that late. What would wait for more than 50 ms is dropped.
+
+    80 KiB are the least: a socket hands down 64 KiB in one piece, which count as 67 KiB with the headers of the frames.
+    One that waits when the bucket becomes smaller than that would wait for ever, and all others behind it.
+    """
+    return f"tbf rate {mbit:g}mbit burst {max(80 << 10, round(mbit * 1e6 / 8 * 0.004))}b latency 50ms"
 
 
 def _slowed(device: str, end: str, mbit_per_s: int) -> list[str]:
@@ -134,12 +164,24 @@ def entering(holder: subprocess.Popen[bytes]) -> list[str]:
 
 
 @contextlib.contextmanager
-def network() -> Iterator[Network]:
-    made = Network()
+def network(at_switch: Sequence[str] = ()) -> Iterator[Network]:
+    made = Network(at_switch)
     try:
         yield made
     finally:
         made.close()
+
+
+@contextlib.contextmanager
+def network_apart() -> Iterator[Network]:
+    """One whose switch has a namespace of its own too."""
+    switch = namespace()
+    try:
+        with network(entering(switch)) as made:
+            yield made
+    finally:
+        switch.kill()
+        switch.wait()
 
 
 @contextlib.contextmanager

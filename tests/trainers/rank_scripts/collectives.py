@@ -1,0 +1,33 @@
+"""What the ranks of the traffic tests run: collectives, and a count of what they send."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from examples.collectives import COLLECTIVES, differing, numbers, sent
+
+from gpuctl.trainers.transport.socket_bytes import SocketBytes, Traffic
+
+
+def sent_and_differing() -> dict[str, tuple[int, float]]:
+    """Of each collective on 16 MB: the bytes that this rank sent, and the share of elements that ranks disagree on."""
+    counter = SocketBytes()
+    found = {}
+    for name, collective in COLLECTIVES.items():
+        tensor = numbers()
+        found[name] = (sent(collective, tensor, counter), differing(tensor))
+    return found
+
+
+def all_reduced_and_dropped() -> tuple[Traffic, int, int]:
+    """Traffic of an all-reduce of 16 MB, and what the sockets had sent before and after its group was dropped."""
+    counter = SocketBytes()
+    group = dist.new_group()
+    tensor = numbers()
+    dist.barrier()
+    before = counter.read()
+    dist.all_reduce(tensor, group=group)
+    dist.barrier()
+    after = counter.read()
+    dist.destroy_process_group()
+    del group
+    return after - before, after.sent, counter.read().sent
