@@ -34,7 +34,7 @@ endif
 busy_loop = sh -c 'while kill -0 $$PPID 2>/dev/null; do :; done'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-exhaustive test-busy frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous preview catalog docs lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-exhaustive test-busy frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous bench-strategies preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -65,6 +65,9 @@ bench-checkpoint: $(STAMP) ## The same for saves and restores (build/bench-check
 
 bench-rendezvous: $(STAMP) ## The same for machines without a cluster (root, Linux; build/bench-rendezvous.json)
 	$(BIN)/python tests/bench/rendezvous/main.py
+
+bench-strategies: $(STAMP) ## What ways of exchanging gradients bring on slow links (root, Linux)
+	$(BIN)/python tests/bench/strategies/main.py
 
 docs: $(DOCS_STAMP) ## The documentation as a site, in build/site; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -41,7 +41,7 @@ def gathered_mean(xs: Sequence[Tensor], codec: Codec, seed: int, group: Group) -
     sizes = [wire.numel() for wire in sent]
     ours = torch.cat(sent)
     gathered = torch.empty(group.size() * ours.numel(), dtype=torch.uint8, device=ours.device)
-    dist.all_gather_into_tensor(gathered, ours, group)
+    dist.all_gather(list(gathered.split(ours.numel())), ours, group)
     ranks = [of_rank.split(sizes) for of_rank in gathered.split(ours.numel())]
     means = []
     for index, x in enumerate(xs):
@@ -68,7 +68,7 @@ def two_hop_mean(xs: Sequence[Tensor], codec: Codec, seed: int, group: Group) ->
         codec.add(wire, ours)
     wire = codec.encode(ours.div_(ranks), _mixed(seed, ranks))
     gathered = torch.empty(ranks * wire.numel(), dtype=torch.uint8, device=wire.device)
-    dist.all_gather_into_tensor(gathered, wire, group)
+    dist.all_gather(list(gathered.split(wire.numel())), wire, group)
     mean = torch.zeros_like(parts)
     for part, wire in zip(mean, gathered.view(ranks, -1), strict=True):
         codec.add(wire, part)
