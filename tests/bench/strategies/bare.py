@@ -26,7 +26,8 @@ def top_k(model: DistributedDataParallel, ratio: float) -> None:
     ranks = dist.get_world_size()
 
     def hook(_: None, bucket: dist.GradBucket) -> Future[Tensor]:
-        small, large = [], []
+        small: list[tuple[int, Tensor]] = []
+        large: list[tuple[int, Tensor]] = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             (large if gradient.dim() > 1 else small).append((id(parameter), gradient))
         if small:
@@ -62,7 +63,7 @@ def top_k(model: DistributedDataParallel, ratio: float) -> None:
 
 def power_sgd(model: DistributedDataParallel, rank: int) -> None:
     """torch's own, from its third step on."""
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)  # type: ignore[arg-type]
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 

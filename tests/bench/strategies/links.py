@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from examples.charlm import CharLM
 
@@ -126,6 +127,6 @@ def _shape(net: Network, mbit: float) -> None:
         net.shape(machine, mbit)
 
 
-def _step(net: Network, method: str, count: int, *trace: str) -> dict[str, list[float]]:
-    told: dict[str, list[float]] = launch.ranks(net, RANK, "step", method, str(count), *trace)
+def _step(net: Network, method: str, count: int, *trace: str) -> dict[str, Any]:
+    told: dict[str, Any] = launch.ranks(net, RANK, "step", method, str(count), *trace)
     return told

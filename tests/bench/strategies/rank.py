@@ -70,7 +70,8 @@ def stepper(model: nn.Module, strategy: str) -> Callable[[], None]:
             for handle in handles:
                 handle.wait()
             for parameter in model.parameters():
-                parameter.grad /= dist.get_world_size()  # type: ignore[operator]
+                assert parameter.grad is not None
+                parameter.grad /= dist.get_world_size()
         optimizer.step()
 
     return step

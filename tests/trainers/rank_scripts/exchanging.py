@@ -236,7 +236,7 @@ def beside_torchs_powersgd(rank: int, steps: int) -> tuple[list[dict[str, Tensor
     theirs, ours = net(), net()
     wrapped = DistributedDataParallel(theirs)
     state = powerSGD_hook.PowerSGDState(
-        None,  # type: ignore[arg-type]
+        None,
         matrix_approximation_rank=rank,
         start_powerSGD_iter=2,
         min_compression_rate=1,

@@ -64,7 +64,7 @@ def by_hand() -> dict[str, Tensor]:
         with torch.no_grad():
             for parameter in model.parameters():
                 assert parameter.grad is not None
-                parameter -= 0.5 * 0.5**step * parameter.grad
+                parameter.sub_(0.5 * 0.5**step * parameter.grad)
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 

@@ -11,8 +11,8 @@ from gpuctl.trainers.strategies.plan import Plan
 
 
 def test_without_any_it_is_the_exact_mean() -> None:
-    for none in (None, (), []):
-        assert isinstance(Plan.of(none, None).exchange, Synchronous) and Plan.of(none, None).is_exact
+    for plan in (Plan.of(None, None), Plan.of((), None)):
+        assert isinstance(plan.exchange, Synchronous) and plan.is_exact
 
 
 @pytest.mark.parametrize("strategy", [Synchronous(), Compressed(TopK(0.01)), DGC(), PowerSGD()], ids=repr)

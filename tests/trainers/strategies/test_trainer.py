@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from gpuctl import DGC, Cast, Compressed, Int8, PowerSGD, TopK
+from gpuctl import DGC, Cast, Compressed, Int8, PowerSGD, TopK, Trainer
 from gpuctl.cluster.errors import BadInput
 from tests.trainers.rank_scripts import fitting, fitting_strategies
 from tests.trainers.rank_scripts.checkpointing import same
@@ -77,7 +77,7 @@ def test_a_model_without_parameters_is_refused() -> None:
 
 def test_an_optimizer_may_be_a_function_and_a_scheduler_of_that() -> None:
     model = fitting.network()
-    made = fitting.Trainer(
+    made = Trainer(
         model,
         nn.functional.cross_entropy,
         lambda parameters: SGD(parameters, 0.5),
