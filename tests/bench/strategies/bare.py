@@ -33,7 +33,7 @@ def top_k(model: DistributedDataParallel, ratio: float) -> None:
         if small:
             flat = torch.cat([g for _, g in small]) / ranks
             dist.all_reduce(flat)
-            for (_, g), mean in zip(small, flat.split([g.numel() for _, g in small]), strict=True):
+            for (_key, g), mean in zip(small, flat.split([g.numel() for _, g in small]), strict=True):
                 g.copy_(mean)
         wires, xs = [], []
         for key, g in large:

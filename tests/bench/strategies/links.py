@@ -102,7 +102,7 @@ def link_of(net: Network, utilisation: float) -> Link:
 
 def step_s(net: Network, method: str) -> float:
     """Median of five steps."""
-    return median(_step(net, method, 5)["seconds"])
+    return float(median(_step(net, method, 5)["seconds"]))
 
 
 def values() -> tuple[list[int], int]:

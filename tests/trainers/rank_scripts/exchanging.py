@@ -327,3 +327,34 @@ def of_zeros(exchange: GradientExchange) -> float:
         model.zero_grad()
         (wrapped(batch(0, 0)[0]) * 0.0).sum().backward()
     return max(float(g.abs().max()) for g in _gradients_of(model).values())
+
+
+def overlapping(exchange: GradientExchange) -> list[str]:
+    """What happens in a backward pass, in order: the gradient of the first layer is not computed before the last
+    layer's bucket has been exchanged."""
+    import threading
+
+    model = net()
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.001)  # a bucket for each layer
+    happened: list[str] = []
+    exchanged = threading.Event()
+    exchange.attach(wrapped)
+    work = exchange._exchange  # type: ignore[attr-defined]
+
+    def noted(bucket: Any) -> None:
+        work(bucket)
+        if any(g.name == "2.weight" for g in bucket.gradients):
+            happened.append("the last layer is exchanged")
+            exchanged.set()
+
+    def first_layer(_: Tensor) -> None:
+        happened.append("in time" if exchanged.wait(60) else "too late")
+
+    exchange._hook._exchange = noted  # type: ignore[attr-defined]
+    for step in range(2):
+        if step == 1:  # once DDP has laid out its buckets as gradients come
+            model[1].register_full_backward_pre_hook(lambda *_: first_layer(torch.empty(0)))
+            happened.clear()
+            exchanged.clear()
+        _backward(wrapped, step)
+    return happened
