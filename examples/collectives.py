@@ -115,11 +115,11 @@ def differing(tensor: torch.Tensor) -> float:
     return float(torch.stack([other != ranks[0] for other in ranks]).any(dim=0).float().mean())
 
 
-def numbers() -> torch.Tensor:
-    """16 MB of float32, other ones on each rank, which divide evenly among the ranks."""
+def numbers(size: int = TENSOR_BYTES) -> torch.Tensor:
+    """``size`` bytes of float32, other ones on each rank, which divide evenly among the ranks."""
     torch.manual_seed(dist.get_rank())
     ranks = dist.get_world_size()
-    return torch.randn(TENSOR_BYTES // 4 // ranks * ranks)
+    return torch.randn(size // 4 // ranks * ranks)
 
 
 def main() -> None:

@@ -9,12 +9,12 @@ from examples.collectives import COLLECTIVES, SUMS, differing, numbers, ring_all
 from gpuctl.trainers.transport.socket_bytes import SocketBytes, Traffic
 
 
-def sent_and_differing() -> dict[str, tuple[int, float]]:
-    """Of each collective on 16 MB: the bytes that this rank sent, and of sums the share of elements that differ."""
+def sent_and_differing(size: int) -> dict[str, tuple[int, float]]:
+    """Of each collective on ``size`` bytes: what this rank sent, and of sums the share of elements that differ."""
     counter = SocketBytes()
     found = {}
     for name, collective in COLLECTIVES.items():
-        tensor = numbers()
+        tensor = numbers(size)
         found[name] = (sent(collective, tensor, counter), differing(tensor) if name in SUMS else 0.0)
     return found
 
