@@ -13,7 +13,7 @@ from gpuctl.trainers.transport.socket_bytes import SocketBytes
 TENSOR_BYTES = 16_000_000
 
 
-# --8<-- [start:pass_on]
+# --8<-- [start:ring]
 def pass_on(leaving: torch.Tensor, arriving: torch.Tensor) -> None:
     """Send one tensor to the next rank of the ring, and receive one of the same size from the previous rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -23,10 +23,6 @@ def pass_on(leaving: torch.Tensor, arriving: torch.Tensor) -> None:
     sending.wait()
 
 
-# --8<-- [end:pass_on]
-
-
-# --8<-- [start:ring]
 def ring_all_reduce(tensor: torch.Tensor) -> None:
     """The sum of all ranks' tensors, in place."""
     chunks = tensor.tensor_split(dist.get_world_size())  # views
@@ -56,7 +52,7 @@ def ring_all_gather(chunks: Sequence[torch.Tensor]) -> None:
 
 # --8<-- [start:whole]
 def whole_tensor_ring(tensor: torch.Tensor) -> None:
-    """The sum of all ranks' tensors, in place. Sends N-1 whole tensors, and each rank adds in another order."""
+    """The sum of all ranks' tensors, in place, which each rank adds up in another order."""
     leaving, arriving, total = tensor.clone(), torch.empty_like(tensor), tensor.clone()
     for _ in range(dist.get_world_size() - 1):
         pass_on(leaving, arriving)
@@ -99,6 +95,9 @@ COLLECTIVES: dict[str, Collective] = {
     "whole-tensor ring": whole_tensor_ring,
 }
 
+SUMS = ("all-reduce", "ring all-reduce", "whole-tensor ring")
+"""Those after which all ranks should hold the same."""
+
 
 def sent(collective: Collective, tensor: torch.Tensor, counter: SocketBytes) -> int:
     """Bytes that this rank sends for it. The barriers, of some bytes each, let nobody begin early or read too soon."""
@@ -116,11 +115,11 @@ def differing(tensor: torch.Tensor) -> float:
     return float(torch.stack([other != ranks[0] for other in ranks]).any(dim=0).float().mean())
 
 
-def numbers() -> torch.Tensor:
-    """16 MB of float32, other ones on each rank, which divide evenly among the ranks."""
+def numbers(size: int = TENSOR_BYTES) -> torch.Tensor:
+    """``size`` bytes of float32, other ones on each rank, which divide evenly among the ranks."""
     torch.manual_seed(dist.get_rank())
     ranks = dist.get_world_size()
-    return torch.randn(TENSOR_BYTES // 4 // ranks * ranks)
+    return torch.randn(size // 4 // ranks * ranks)
 
 
 def main() -> None:
@@ -132,8 +131,7 @@ def main() -> None:
         mine = torch.tensor([sent(collective, tensor, counter)])
         ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(ranks, mine)
-        is_sum = name in ("all-reduce", "ring all-reduce", "whole-tensor ring")
-        told = f"   {differing(tensor):.0%} of elements differ between ranks" if is_sum else ""
+        told = f"   {differing(tensor):.0%} of elements differ between ranks" if name in SUMS else ""
         print_once(f"{name:20}" + "".join(f"{int(one) / 1e6:7.1f}" for one in ranks) + told)
     dist.destroy_process_group()
 

@@ -103,6 +103,16 @@ def test_an_anchor_in_a_link_is_a_heading_there(paper: Path) -> None:
     assert [one for one in wrong if "reference/cli.md#" not in one] == []  # whose headings are made by the build
 
 
+def test_what_a_page_includes_is_there_and_no_formatter_has_torn_the_line_that_says_so() -> None:
+    """``ruff format`` takes it for Python in a block of Python, unless ``<!-- fmt: off -->`` is before the block."""
+    lines = [line for paper in PAPERS for line in re.findall(r"^\W*8\W*<\W*--.*$", paper.read_text(), re.MULTILINE)]
+    included = [re.fullmatch(r'--8<-- "([^":]+)(?::(\w+))?"', line) for line in lines]
+    assert [line for line, found in zip(lines, included, strict=True) if not found] == []
+    sections = [((ROOT / found[1]).read_text(), found[2]) for found in included if found]
+    assert [name for text, name in sections if name and f"--8<-- [start:{name}]" not in text] == []
+    assert len(sections) >= 5
+
+
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: str(paper.relative_to(ROOT)))
 def test_a_link_to_elsewhere_is_over_tls(paper: Path) -> None:
     assert re.findall(r"\]\((http:[^)]*)\)", paper.read_text()) == []

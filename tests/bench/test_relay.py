@@ -14,7 +14,7 @@ from tests.bench.relay import WINDOW_BYTES, relay
 
 
 @contextmanager
-def serving(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+def serving(serve: Callable[[socket.socket], object]) -> Iterator[str]:
     """One connection for ``serve``; yields where."""
 
     def take() -> None:
@@ -66,7 +66,7 @@ def test_what_is_sent_arrives_whole_and_an_end_of_one_direction_ends_that_one() 
 
 def test_a_sender_is_told_when_its_receiver_is_gone() -> None:
     with (
-        serving(lambda connection: connection.recv(1) and None) as address,
+        serving(lambda connection: connection.recv(1)) as address,
         relay(address, delay_ms=1) as relayed,
         connected(relayed) as connection,
         pytest.raises(OSError),
@@ -78,7 +78,7 @@ def test_a_sender_is_told_when_its_receiver_is_gone() -> None:
 def test_a_sender_that_is_far_ahead_has_to_wait() -> None:
     may_read = threading.Event()
     with (
-        serving(lambda connection: may_read.wait() and read(connection) and None) as address,
+        serving(lambda connection: may_read.wait() and read(connection)) as address,
         relay(address, delay_ms=1) as relayed,
         connected(relayed) as connection,
     ):
@@ -96,7 +96,7 @@ def test_a_long_wire_is_not_a_slow_one() -> None:
     """Were one piece waited for before the next is taken in, this would take twenty seconds."""
     payload = bytes(50_000_000)
     with (
-        serving(lambda connection: read(connection) and None) as address,
+        serving(read) as address,
         relay(address, delay_ms=100) as relayed,
         connected(relayed) as connection,
     ):

@@ -88,3 +88,13 @@ def test_plain_ddp_learns(launcher: tuple[str, ...]) -> None:
     losses = re.findall(r"^step \d+ loss (\d\.\d+)$", printed, re.MULTILINE)
     assert len(losses) == 5, "one rank prints"
     assert float(losses[-1]) < 0.5 * float(losses[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a socket carries")
+def test_collectives_prints_what_its_page_shows() -> None:
+    page = (ROOT / "docs/concepts/collectives.md").read_text()
+    shown = re.search(
+        r"^\$ torchrun --nproc-per-node 4 examples/collectives.py\n(.+?)^```", page, re.MULTILINE | re.DOTALL
+    )
+    assert shown and start((*TORCHRUN[:-1], "4"), "collectives.py") == shown[1]
