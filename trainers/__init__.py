@@ -2,6 +2,7 @@
 
 - ``trainer``: a training loop that survives losing machines
 - ``strategies``: how it exchanges gradients
+- ``compression``: what gradients are turned into before they travel
 - ``checkpoint``: saving and restoring a state
 - ``data``: batches and the order of samples
 - ``metrics``: what a script reports of itself

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from examples.charlm import CharLM
 
 from gpuctl import TopK
 from tests.bench.network import Network
 from tests.bench.settings import Settings
 from tests.bench.strategies import launch
+from tests.bench.strategies.rank import transformer
 from tests.bench.table import Row
 
 RANK = "tests.bench.strategies.rank"
@@ -45,7 +45,11 @@ def sent_bytes(_: Settings) -> list[Row]:
         if method not in ("exact", TOP_K)
     ]
     ratio = sent[TOP_K] / sent["exact"]
-    note = f"density and index width imply {implied:.5f} of the dense bytes; {ratio / implied:.2f} times that was sent"
+    dense = others / (sum(matrices) + others)
+    note = (
+        f"density and index width imply {implied:.5f} of the dense bytes, of which {ratio / implied:.2f} times were sent; "
+        f"{dense:.2%} of the values are in no matrix, and exact"
+    )
     most = implied * _IMPLIED
     return [Row("bytes_topk", sent[TOP_K], sent["exact"], "MB a step", f"<= {most:.4f} x", ratio <= most, note), *rows]
 
@@ -107,7 +111,7 @@ def step_s(net: Network, method: str) -> float:
 
 def values() -> tuple[list[int], int]:
     """Of the transformer: the sizes of its matrices, and how many values are in no matrix."""
-    parameters = list(CharLM(width=256, heads=4, layers=5).parameters())
+    parameters = list(transformer().parameters())
     return [p.numel() for p in parameters if p.dim() > 1], sum(p.numel() for p in parameters if p.dim() < 2)
 
 

@@ -105,6 +105,7 @@ def same_batch(exchange: GradientExchange, steps: int) -> list[Tensor]:
     exchange.attach(wrapped)
     found = []
     for _ in range(steps):
+        model.zero_grad()
         _backward(wrapped, 0)
         found.append(_gradients_of(model)["0.weight"])
     return found
