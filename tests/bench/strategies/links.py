@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-
 from gpuctl import TopK
 from tests.bench.network import Network
 from tests.bench.settings import Settings
@@ -47,8 +46,8 @@ def sent_bytes(_: Settings) -> list[Row]:
     ratio = sent[TOP_K] / sent["exact"]
     dense = others / (sum(matrices) + others)
     note = (
-        f"density and index width imply {implied:.5f} of the dense bytes, of which {ratio / implied:.2f} times were sent; "
-        f"{dense:.2%} of the values are in no matrix, and exact"
+        f"density and index width imply {implied:.5f} of the dense bytes, of which {ratio / implied:.2f} times as many "
+        f"were sent; {dense:.2%} of the values are in no matrix, and exact"
     )
     most = implied * _IMPLIED
     return [Row("bytes_topk", sent[TOP_K], sent["exact"], "MB a step", f"<= {most:.4f} x", ratio <= most, note), *rows]
