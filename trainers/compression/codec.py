@@ -26,7 +26,8 @@ class Codec(Protocol):
     def encode(self, x: Tensor, seed: int) -> Tensor:
         """``x``, of shape (n,) and a floating type, as ``wire_bytes(n, x.dtype)`` bytes: a ``uint8`` vector.
 
-        ``seed`` is that of whatever is drawn; give another one in each step, on each rank and for each vector.
+        ``seed`` is that of whatever is drawn; give another one in each step, on each rank and for each vector, also in
+        its lower 32 bits, which are all that torch takes of it on a CPU.
         """
         ...
 

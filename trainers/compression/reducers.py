@@ -93,5 +93,6 @@ def _padded(flat: Tensor, ranks: int) -> Tensor:
 
 
 def _mixed(seed: int, index: int) -> int:
-    """Another seed for each of several draws of one seed."""
+    """Another seed for each of several draws of one seed, also in its lower 32 bits, which are all that torch takes of
+    it on a CPU."""
     return (seed * 1_000_003 + index) % 2**63

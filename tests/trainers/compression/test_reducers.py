@@ -70,6 +70,20 @@ def test_two_hops_are_within_two_roundings() -> None:
     assert 1e-3 < (mean - expected).abs().max() < 2 * 4 / 127
 
 
+@pytest.mark.parametrize("how", ["exact", "cast", "gathered", "two hops"])
+def test_what_the_sockets_send_is_what_the_codec_says(how: str) -> None:
+    lengths, ranks_ = [400_000, 300_000], 4
+    codec = {"cast": Cast("bf16"), "gathered": TopK(0.05), "two hops": Int8()}.get(how)
+    said = {
+        "exact": 2 * 3 / 4 * 4 * sum(lengths),
+        "cast": 2 * 3 / 4 * Cast("bf16").wire_bytes(sum(lengths)),
+        "gathered": 3 * sum(map(TopK(0.05).wire_bytes, lengths)),
+        "two hops": two_hop_bytes(sum(lengths), Int8(), ranks_),
+    }[how]
+    for bytes_ in ranks.run(ranks_, exchanging.sent, how, codec, lengths, 5):
+        assert bytes_ == pytest.approx(said, rel=0.02)
+
+
 def test_two_hops_take_a_quarter_of_the_bytes_and_a_scale() -> None:
     dense = 2 * 3 / 4 * 4_000_000 * 4
     assert two_hop_bytes(4_000_000, Int8(256), 4) / dense == pytest.approx(1 / 4 * (1 + 4 / 256), rel=1e-3)

@@ -14,6 +14,7 @@ from gpuctl.trainers.compression.cast import Cast
 from gpuctl.trainers.compression.codec import Codec
 from gpuctl.trainers.compression.reducers import cast_mean, exact_mean, gathered_mean, two_hop_mean
 from gpuctl.trainers.strategies.interface import GradientExchange
+from gpuctl.trainers.transport.socket_bytes import SocketBytes
 
 
 def reduced(how: str, codec: Codec | Cast | None, lengths: list[int], dtype: torch.dtype) -> list[Tensor]:
@@ -34,6 +35,30 @@ def reduced(how: str, codec: Codec | Cast | None, lengths: list[int], dtype: tor
         assert codec is not None
         means = two_hop_mean(xs, codec, dist.get_rank(), group)
     return [*means, *xs]
+
+
+def sent(how: str, codec: Any, lengths: list[int], times: int) -> float:
+    """Bytes that this rank's sockets send in one mean of vectors of that length, in 32 bits."""
+    group, sockets = dist.group.WORLD, SocketBytes()
+    assert group is not None
+    xs = [torch.randn(length) for length in lengths]
+
+    def once() -> None:
+        if how == "exact":
+            exact_mean(xs, group)
+        elif how == "cast":
+            cast_mean(xs, codec, group)
+        elif how == "gathered":
+            gathered_mean(xs, codec, 0, group)
+        else:
+            two_hop_mean(xs, codec, 0, group)
+
+    once()  # connections are made
+    dist.barrier()
+    before = sockets.read()
+    for _ in range(times):
+        once()
+    return (sockets.read() - before).sent / times
 
 
 def net(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -354,7 +379,7 @@ def overlapping(exchange: GradientExchange) -> list[str]:
     exchange._hook._exchange = noted  # type: ignore[attr-defined]
     for step in range(2):
         if step == 1:  # once DDP has laid out its buckets as gradients come
-            model[1].register_full_backward_pre_hook(lambda *_: first_layer(torch.empty(0)))
+            tuple(model.children())[1].register_full_backward_pre_hook(lambda *_: first_layer(torch.empty(0)))
             happened.clear()
             exchanged.clear()
         _backward(wrapped, step)

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuctl.cluster.errors import BadInput
 from gpuctl.trainers.compression.reducers import exact_mean
+from gpuctl.trainers.data.sampling import mixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Bucket:
     @property
     def seed(self) -> int:
         """Of what is drawn for this bucket: another one in each step, and on each rank."""
-        return ((self.step << 16 | self.index) << 16) | self.group.rank()
+        return mixed(self.step, self.index, self.group.rank())
 
     def split(self) -> tuple[list[Gradient], list[Gradient]]:
         """The matrices, and the rest: biases and norms are a thousandth of a model, and what is cut there is missed."""

@@ -14,6 +14,7 @@ from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs.strategy import positive, whole
 from gpuctl.trainers.compression.error_feedback import ErrorFeedback
 from gpuctl.trainers.compression.reducers import exact_mean
+from gpuctl.trainers.data.sampling import mixed
 from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, exact, write
 from gpuctl.trainers.strategies.gradient.method_state import attached, check_method, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
@@ -106,8 +107,7 @@ class PowerSGD:
         """Q of the step before, or drawn from a normal distribution: the same on all ranks."""
         if (kept := self._q.get(name)) is not None:
             return kept
-        seed = (bucket.step << 32) | (bucket.index << 16) | index
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(mixed(bucket.step, bucket.index, index))
         return torch.randn(m.shape[1], self.rank, generator=generator, dtype=m.dtype).to(m.device)
 
 
