@@ -105,6 +105,7 @@ def steps(strategy: str, count: int, trace: str = "") -> dict[str, Any]:
         began = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - began)
+    dist.barrier()  # else some of it may still wait in a socket
     sent = (sockets.read() - before).sent
     if trace:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

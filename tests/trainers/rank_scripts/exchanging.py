@@ -58,6 +58,7 @@ def sent(how: str, codec: Any, lengths: list[int], times: int) -> float:
     before = sockets.read()
     for _ in range(times):
         once()
+    dist.barrier()  # else some of it may still wait in a socket
     return (sockets.read() - before).sent / times
 
 
