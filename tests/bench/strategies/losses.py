@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
 from statistics import mean
 
 from tests.bench.settings import Settings
@@ -12,62 +14,80 @@ from tests.bench.table import Row
 STEPS = 4000
 SEEDS = (1, 2, 3)
 RATES = (2e-3, 4e-3, 8e-3)
-WARM_UP = ",warmup_steps=400"
-"""A tenth of the steps."""
+CURVES = launch.ROOT / "build" / "bench-strategies-curves.json"
 LONGER = {TOP_K: 1.25, POWER_SGD: 1.1}
 """How many times as many steps a method may take to come to DDP's loss."""
 LOSS_BARS = {TOP_K: 1.02, POWER_SGD: 1.01}
 TIME_BARS = {TOP_K: 1 / 8, POWER_SGD: 1 / 5}
+DENSITIES = (0.1, 0.03, 0.01, 0.001)
+SHORT = 1000
 _LINK = 0.05
+
+
+@dataclass
+class Runs:
+    """Training runs, each made once."""
+
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    """By strategy, steps, seed and rate: steps and validation losses."""
+
+    def last(self, strategy: str, count: int, seed: int, rate: float) -> float:
+        """The loss at the end. Top-k's ratio comes down over the first tenth of the steps."""
+        chosen = f"{strategy},warmup_steps={count // 10}" if strategy.startswith("topk") else strategy
+        key = f"{strategy} {count} {seed} {rate:g}"
+        if key not in self.curves:
+            arguments = (chosen, str(count), str(seed), repr(rate))
+            self.curves[key] = launch.ranks(None, "tests.bench.strategies.curve", *arguments)
+            CURVES.write_text(json.dumps(self.curves))
+        return self.curves[key][-1][1]
 
 
 def losses(settings: Settings) -> list[Row]:
     """The mean of three seeds, each at the rate that is best for DDP."""
+    runs = Runs()
     count, seeds = (400, SEEDS[:1]) if settings.fast else (STEPS, SEEDS)
-    best = {rate: _last("exact", count, seeds[0], rate) for rate in RATES}
-    rate = min(best, key=lambda one: best[one])
-    exact = {seed: best[rate] if seed == seeds[0] else _last("exact", count, seed, rate) for seed in seeds}
-    with launch.machines() as net:
-        link = links.link_of(net, _LINK)
-        step_s = {method: links.step_s(net, method) for method in LOSS_BARS}
+    rate = min(RATES, key=lambda one: runs.last("exact", count, seeds[0], one))
+    exact = [runs.last("exact", count, seed, rate) for seed in seeds]
     rows = []
+    longer: dict[str, list[float]] = {}
     for method, bar in LOSS_BARS.items():
-        name, chosen = links.short(method), method + (WARM_UP if method == TOP_K else "")
-        found = {seed: _last(chosen, count, seed, rate) for seed in seeds}
-        ratios = [found[seed] / exact[seed] for seed in seeds]
+        found = [runs.last(method, count, seed, rate) for seed in seeds]
+        ratios = [ours / theirs for ours, theirs in zip(found, exact, strict=True)]
         note = f"{count} steps at rate {rate:g}; seeds {', '.join(f'{ratio:.4f}' for ratio in ratios)}"
-        ours, theirs = mean(found.values()), mean(exact.values())
-        rows.append(Row(f"loss_{name}", ours, theirs, "nats", f"<= {bar:g} x", mean(ratios) <= bar, note))
-        rows.append(_time(method, chosen, count, seeds, rate, exact, step_s[method], link))
+        met = mean(ratios) <= bar
+        rows.append(Row(f"loss_{links.short(method)}", mean(found), mean(exact), "nats", f"<= {bar:g} x", met, note))
+        longer[method] = [runs.last(method, round(count * LONGER[method]), seed, rate) for seed in seeds]
+    rows += _times(count, longer, mean(exact))
+    return rows + ([] if settings.fast else densities(runs, rate))
+
+
+def densities(runs: Runs, rate: float) -> list[Row]:
+    """Top-k at several densities, in a short run and a long one: where it does not learn as well, too."""
+    rows = []
+    for count in (SHORT, STEPS):
+        exact = runs.last("exact", count, SEEDS[0], rate)
+        for density in DENSITIES:
+            ours = runs.last(f"topk:ratio={density:g}", count, SEEDS[0], rate)
+            rows.append(Row(f"loss_topk_{density:g}_{count}", ours, exact, "nats", "", None))
     return rows
 
 
-def _time(
-    method: str,
-    chosen: str,
-    count: int,
-    seeds: tuple[int, ...],
-    rate: float,
-    exact: dict[int, float],
-    step_s: float,
-    link: links.Link,
-) -> Row:
+def _times(count: int, longer: dict[str, list[float]], exact: float) -> list[Row]:
     """Steps to DDP's last loss, by a run that is longer, times the seconds of a step at the link. The losses do not
     depend on the link, so they are not waited for over it."""
-    longer = round(count * LONGER[method])
-    found = {seed: _last(chosen, longer, seed, rate) for seed in seeds}
-    arrived = mean(found.values()) <= mean(exact.values())
-    ours, theirs, bar = longer * step_s, count * link.ddp_s, TIME_BARS[method]
-    note = (
-        f"{longer} steps of {step_s:.2f} s (loss {mean(found.values()):.4f}) and {count} of {link.ddp_s:.2f} s "
-        f"(loss {mean(exact.values()):.4f}) at {link.mbit:.0f} Mbit/s"
-    )
-    name = f"time_to_loss_{links.short(method)}"
-    if not arrived:
-        return Row(name, "not reached", theirs, "s", f"<= {bar:.3g} x", False, note)
-    return Row(name, ours, theirs, "s", f"<= {bar:.3g} x", ours / theirs <= bar, note)
-
-
-def _last(strategy: str, count: int, seed: int, rate: float) -> float:
-    told = launch.ranks(None, "tests.bench.strategies.curve", strategy, str(count), str(seed), repr(rate))
-    return float(told[-1][1])
+    with launch.machines() as net:
+        link = links.link_of(net, _LINK)
+        step_s = {method: links.step_s(net, method) for method in longer}
+    rows = []
+    for method, found in longer.items():
+        steps, bar = round(count * LONGER[method]), TIME_BARS[method]
+        ours, theirs = steps * step_s[method], count * link.ddp_s
+        note = (
+            f"{steps} steps of {step_s[method]:.2f} s (loss {mean(found):.4f}) and {count} of {link.ddp_s:.2f} s "
+            f"(loss {exact:.4f}) at {link.mbit:.0f} Mbit/s"
+        )
+        arrived = mean(found) <= exact
+        name, most = f"time_to_loss_{links.short(method)}", f"<= {bar:.3g} x"
+        shown: float | str = ours if arrived else "not reached"
+        rows.append(Row(name, shown, theirs, "s", most, arrived and ours / theirs <= bar, note))
+    return rows
