@@ -2,9 +2,9 @@
 
     python tests/bench/strategies/main.py [--only ROW ...] [--runs N] [--fast] [--list]
 
-Prints the table, writes ``build/bench-strategies.json`` and ``build/bench-strategies-trace.json`` (open it in
-``chrome://tracing`` or https://ui.perfetto.dev), and exits 0: a bar that was missed is only marked so. Each of four
-ranks has a network namespace of its own, and a wire whose rate is limited. See ``docs/internals/benchmarks.md``.
+Prints the table, writes ``build/bench-strategies.json``, a picture of the losses beside it and
+``build/bench-strategies-trace.json`` (open it in ``chrome://tracing`` or https://ui.perfetto.dev), and exits 0: a bar
+that was missed is only marked so. Each of four ranks has a network namespace of its own, and a wire whose rate is limited. See ``docs/internals/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path[0] = str(ROOT)
 
 from tests.bench import session  # noqa: E402
 from tests.bench.network import can_shape  # noqa: E402
-from tests.bench.strategies import links, losses, rates  # noqa: E402
+from tests.bench.strategies import links, losses, picture, rates  # noqa: E402
 
 
 def main() -> None:
@@ -31,7 +31,9 @@ def main() -> None:
         "losses": losses.losses,
     }
     options = session.parsed(__doc__, rows, ROOT / "build" / "bench-strategies.json", fast_runs=1)
-    sys.exit(session.run(options, rows))
+    code = session.run(options, rows)
+    picture.draw(losses.CURVES, ROOT / "build" / "bench-strategies.png")
+    sys.exit(code)
 
 
 if __name__ == "__main__":
