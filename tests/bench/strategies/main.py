@@ -4,7 +4,8 @@
 
 Prints the table, writes ``build/bench-strategies.json``, a picture of the losses beside it and
 ``build/bench-strategies-trace.json`` (open it in ``chrome://tracing`` or https://ui.perfetto.dev), and exits 0: a bar
-that was missed is only marked so. Each of four ranks has a network namespace of its own, and a wire whose rate is limited. See ``docs/internals/benchmarks.md``.
+that was missed is only marked so. Each of four ranks has a network namespace of its own, and a wire whose rate is
+limited. See ``docs/internals/benchmarks.md``.
 """
 
 from __future__ import annotations
