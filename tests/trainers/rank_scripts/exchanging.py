@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -196,6 +197,8 @@ def refused(case: str) -> str:
             exchange.attach(wrapped := DistributedDataParallel(net()))
             if case == "twice":
                 Compressed(TopK(0.01)).attach(wrapped)
+            if case == "two models":
+                exchange.attach(DistributedDataParallel(net()))
             state = {"method": "topk", "step": 3, "residual": {"0.weight": torch.zeros(5)}}
             exchange.load_state_dict({**state, **({"method": "powersgd"} if case == "state of another" else {})})
     except BadInput as error:
@@ -327,3 +330,24 @@ def of_zeros(exchange: GradientExchange) -> float:
         model.zero_grad()
         (wrapped(batch(0, 0)[0]) * 0.0).sum().backward()
     return max(float(g.abs().max()) for g in _gradients_of(model).values())
+
+
+def of_nothing(exchange: GradientExchange) -> bool:
+    """Whether a model with parameters without values has its gradients exchanged, each one in a bucket of its own."""
+    model = net()
+    model.empty = nn.Parameter(torch.zeros(0, 5, dtype=torch.float64))
+    model.no_columns = nn.Parameter(torch.zeros(5, 0, dtype=torch.float64))
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-6)
+    exchange.attach(wrapped)
+    for step in range(2):
+        inputs, targets = batch(step, dist.get_rank())
+        (nn.functional.mse_loss(wrapped(inputs), targets) + model.empty.sum() + model.no_columns.sum()).backward()
+    return all(p.grad is not None for p in model.parameters())
+
+
+def timeout_s(exchange: Any, seconds: float) -> float:
+    """That of the exchange's group, for a DDP in a group with ``seconds``."""
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    exchange.attach(DistributedDataParallel(net(), process_group=group))
+    theirs: timedelta = exchange._hook.group._get_backend(torch.device("cpu")).options._timeout
+    return theirs.total_seconds()

@@ -52,8 +52,13 @@ class Bucket:
 
     def split(self) -> tuple[list[Gradient], list[Gradient]]:
         """The matrices, and the rest: biases and norms are a thousandth of a model, and what is cut there is missed."""
-        matrices = [g for g in self.gradients if g.value.dim() >= 2]
-        return matrices, [g for g in self.gradients if g.value.dim() < 2]
+        matrices = [g for g in self.gradients if is_matrix(g.value)]
+        return matrices, [g for g in self.gradients if not is_matrix(g.value)]
+
+
+def is_matrix(tensor: Tensor) -> bool:
+    """Whether it has rows and columns, and anything in them."""
+    return tensor.dim() >= 2 and tensor.numel() > 0
 
 
 Exchange = Callable[[Bucket], None]
@@ -134,7 +139,12 @@ def _lane(model: DistributedDataParallel) -> tuple[dist.ProcessGroup, _Run]:
         stream = torch.cuda.Stream(model.device)
         return of_ddp, lambda work, buffer: _in_stream(stream, work, buffer)
     # In a thread, two collectives of one group could meet another rank's in the other order (a broadcast of buffers).
-    group = dist.new_group(dist.get_process_group_ranks(of_ddp), backend="gloo", use_local_synchronization=True)
+    group = dist.new_group(
+        dist.get_process_group_ranks(of_ddp),
+        timeout=of_ddp._get_backend(model.device).options._timeout,  # else torch's default, which is half an hour
+        backend="gloo",
+        use_local_synchronization=True,
+    )
     waiting: queue.SimpleQueue[tuple[Callable[[], None], Tensor, Future[Tensor]]] = queue.SimpleQueue()
     threads = torch.get_num_threads()
 

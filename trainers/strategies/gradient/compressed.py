@@ -16,7 +16,7 @@ from gpuctl.trainers.compression.int8 import Int8
 from gpuctl.trainers.compression.reducers import cast_mean, gathered_mean, two_hop_mean
 from gpuctl.trainers.compression.topk import TopK
 from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, exact, flat, write
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.sparsity import ratio_at
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
 
@@ -57,6 +57,7 @@ class Compressed:
 
     def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
         """See ``GradientExchange``."""
+        check_free(self._hook)
         self._hook = BucketHook(model, self._exchange)
         return self
 

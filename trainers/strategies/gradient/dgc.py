@@ -17,7 +17,7 @@ from gpuctl.cluster.jobs.strategy import ratio as checked_ratio
 from gpuctl.trainers.compression.reducers import exact_mean, gathered_mean
 from gpuctl.trainers.compression.topk import TopK
 from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, flat, write
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.sparsity import ratio_at
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
 
@@ -65,6 +65,7 @@ class DGC:
 
     def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:
         """See ``GradientExchange``."""
+        check_free(self._hook)
         if optimizer is not None and not (
             isinstance(optimizer, SGD) and all(group["momentum"] == 0 for group in optimizer.param_groups)
         ):

@@ -14,8 +14,8 @@ from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs.strategy import positive, whole
 from gpuctl.trainers.compression.error_feedback import ErrorFeedback
 from gpuctl.trainers.compression.reducers import exact_mean
-from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, exact, write
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, exact, is_matrix, write
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
 
 
@@ -54,8 +54,9 @@ class PowerSGD:
 
     def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
         """See ``GradientExchange``."""
+        check_free(self._hook)
         hook = BucketHook(model, self._exchange)
-        shapes = [matrix_shape(p) for p in hook.parameters.values() if p.dim() >= 2 and p.requires_grad]
+        shapes = [matrix_shape(p) for p in hook.parameters.values() if is_matrix(p) and p.requires_grad]
         if not any(is_won(n, m, self.rank) for n, m in shapes):
             largest = max(shapes, key=min, default=None)
             of = "it has none" if largest is None else f"its largest one is {largest[0]} × {largest[1]}"

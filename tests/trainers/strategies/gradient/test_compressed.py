@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpuctl import Cast, Compressed, Int8, TopK
+from gpuctl import DGC, Cast, Compressed, Int8, PowerSGD, TopK
 from gpuctl.cluster.errors import BadInput
 from tests.trainers import ranks
 from tests.trainers.rank_scripts import exchanging
@@ -110,6 +110,7 @@ def test_what_is_no_codec_is_refused(codec: Any) -> None:
     [
         ("bare", "gradients of a Sequential are not exchanged"),
         ("twice", "exchanged by another hook already"),
+        ("two models", "exchanges the gradients of another model already"),
         ("sparse", "'0' makes sparse gradients"),
         ("fsdp", "FSDP leaves one copy of each gradient"),
         ("state of another", "was made with the strategy powersgd, and this run has topk"),
@@ -120,3 +121,12 @@ def test_what_is_no_codec_is_refused(codec: Any) -> None:
 def test_a_model_that_cannot_be_is_refused_in_one_line(case: str, message: str) -> None:
     said = ranks.run(2, exchanging.refused, case)[0]
     assert message in said and "\n" not in said
+
+
+@pytest.mark.parametrize("exchange", [Compressed(TopK(0.1)), DGC(0.1), PowerSGD(2), Compressed(Int8())])
+def test_parameters_without_values_are_exchanged_with_the_rest(exchange: Any) -> None:
+    assert ranks.run(2, exchanging.of_nothing, exchange) == [True, True]
+
+
+def test_an_exchange_waits_as_long_as_the_group_of_its_model() -> None:
+    assert ranks.run(2, exchanging.timeout_s, Compressed(TopK(0.1)), 7.0) == [7.0, 7.0]
