@@ -97,7 +97,11 @@ class Trainer:
             if number is not None and number < 1:
                 raise BadInput(f"{name}={number} is not a number of samples or steps", "use 1 or more")
         plan = Plan.of(strategy, chosen())
-        if precision == "fp16" and torch.cuda.is_available() and not plan.is_exact:
+        if not any(p.requires_grad for p in model.parameters()):
+            raise BadInput(
+                f"{type(model).__name__} has no parameters that require a gradient", "there is nothing to train in it"
+            )
+        if precision == "fp16" and torch.cuda.is_available() and plan.exchange.keeps_gradients:
             raise BadInput(f"fp16 scales gradients by a factor that changes, and {plan.exchange} keeps some", _BF16)
         self.device = _join_process_group(alone=not plan.is_exact)
         self.model = model.to(self.device)
@@ -215,8 +219,8 @@ class Trainer:
         in another order, so without this the first step of each process would differ in the last bits from the same
         step of an undisturbed run.
         """
-        if self._world.size == 1 or self._steps == 0:
-            return
+        if self._gradients.model is self.model or self._steps == 0:
+            return  # nothing is exchanged
         kept = [buffer.clone() for buffer in self.model.buffers()]
         self.model.train()
         with self._exchange.rehearsing():

@@ -102,22 +102,27 @@ def topk_chunk(value: object, name: str = "chunk") -> int:
     return whole(value, name, 2, 1 << 16)
 
 
+def bucket_size(value: object, name: str = "bucket_mb") -> float:
+    """MiB of gradients that travel together. Raises ``BadInput`` unless 0 < value ≤ 1,000,000."""
+    return _real(value, name, "a number above 0 and at most 1000000", lambda number: 0 < number <= 1e6)
+
+
 _steps = partial(whole, least=0)
 
 OPTIONS: Mapping[str, Mapping[str, Callable[[object, str], Value]]] = {
-    "exact": {"bucket_mb": positive},
-    "bf16": {"bucket_mb": positive},
-    "fp16": {"bucket_mb": positive},
-    "int8": {"chunk": whole, "bucket_mb": positive},
-    "topk": {"ratio": ratio, "chunk": topk_chunk, "warmup_steps": _steps, "bucket_mb": positive},
+    "exact": {"bucket_mb": bucket_size},
+    "bf16": {"bucket_mb": bucket_size},
+    "fp16": {"bucket_mb": bucket_size},
+    "int8": {"chunk": whole, "bucket_mb": bucket_size},
+    "topk": {"ratio": ratio, "chunk": topk_chunk, "warmup_steps": _steps, "bucket_mb": bucket_size},
     "dgc": {
         "ratio": ratio,
         "momentum": fraction,
         "clip": positive_or_none,
         "warmup_steps": _steps,
-        "bucket_mb": positive,
+        "bucket_mb": bucket_size,
     },
-    "powersgd": {"rank": whole, "bucket_mb": positive},
+    "powersgd": {"rank": whole, "bucket_mb": bucket_size},
 }
 """Every strategy, with the check of each of its options."""
 

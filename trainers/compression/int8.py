@@ -51,15 +51,20 @@ class Int8:
 
     def add(self, wire: Tensor, out: Tensor) -> None:
         """See ``Codec``."""
-        n, chunks = out.numel(), -(-out.numel() // self.chunk)
+        n, chunks = out.numel(), -(-out.numel() // self._chunk(out.numel()))
         scales = wire[: 4 * chunks].view(torch.float32)
         steps = self._rows(wire[4 * chunks : 4 * chunks + n].view(torch.int8))
         out += (steps * scales.to(out.dtype).unsqueeze(1)).view(-1)[:n]
 
     def wire_bytes(self, n: int, dtype: torch.dtype = torch.float32) -> int:  # noqa: ARG002
         """See ``Codec``; the same for all types."""
-        return aligned(4 * -(-n // self.chunk) + n)
+        return aligned(4 * -(-n // self._chunk(n)) + n)
 
     def _rows(self, x: Tensor) -> Tensor:
         """``x`` as rows of a chunk each, the last one filled up with zeros."""
-        return torch.nn.functional.pad(x, (0, -x.numel() % self.chunk)).view(-1, self.chunk)
+        chunk = self._chunk(x.numel())
+        return torch.nn.functional.pad(x, (0, -x.numel() % chunk)).view(-1, chunk)
+
+    def _chunk(self, n: int) -> int:
+        """No longer than the vector."""
+        return max(1, min(self.chunk, n))

@@ -4,6 +4,7 @@ Each function takes the vectors of one rank, which are as many and as long on al
 of the group. Bytes that a rank sends, of N, where its vectors take S as they are and C encoded:
 
 - ``exact_mean`` and ``cast_mean``: 2(N-1)/N × S or C. The all-reduce adds on the way.
+- ``mean_made``: about 2 × S, and of the one rank where something is made of the mean more, so take turns.
 - ``gathered_mean``: (N-1) × C. Each rank gets what all others have sent, and adds it up in the order of ranks.
 - ``two_hop_mean``: 2(N-1)/N × C. Each rank adds up one part of the vectors for all, and sends it to all, encoded again
   (as torchft's ``allreduce_quantized`` does).
@@ -11,7 +12,7 @@ of the group. Bytes that a rank sends, of N, where its vectors take S as they ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -73,6 +74,24 @@ def two_hop_mean(xs: Sequence[Tensor], codec: Codec, seed: int, group: Group) ->
     for part, wire in zip(mean, gathered.view(ranks, -1), strict=True):
         codec.add(wire, part)
     return list(mean.view(-1)[: flat.numel()].split([x.numel() for x in xs]))
+
+
+def mean_made(
+    xs: Sequence[Tensor], make: Callable[[list[Tensor]], list[Tensor]], root: int, group: Group
+) -> list[Tensor]:
+    """What ``make`` makes of the mean, in the same shapes, on rank ``root`` of the group: the same bits for all ranks,
+    also where each would round in its own way, as unlike processors do."""
+    if not xs:
+        return []
+    flat = torch.cat([x.reshape(-1) for x in xs]).div_(group.size())
+    at = dist.get_global_rank(group, root)
+    dist.reduce(flat, at, group=group)
+    if group.rank() == root:
+        parts = flat.split([x.numel() for x in xs])
+        made = make([part.view(x.shape) for part, x in zip(parts, xs, strict=True)])
+        flat = torch.cat([one.reshape(-1) for one in made])
+    dist.broadcast(flat, at, group=group)
+    return [part.view(x.shape) for part, x in zip(flat.split([x.numel() for x in xs]), xs, strict=True)]
 
 
 def two_hop_bytes(n: int, codec: Codec, ranks: int, dtype: torch.dtype = torch.float32) -> int:

@@ -17,6 +17,10 @@ class GradientExchange(Protocol):
     bucket_mb: float
     """How many MiB of gradients travel together: smaller ones leave earlier, larger ones cost less each."""
 
+    keeps_gradients: bool
+    """Whether part of a gradient is sent in a later step. Then gradients must not be scaled by a factor that changes,
+    nor be left out after they were exchanged."""
+
     def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:
         """Take over the exchange of ``model``'s gradients; once, on every rank. ``optimizer`` is what steps with them,
         for a method that has to know.

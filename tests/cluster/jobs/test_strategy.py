@@ -29,22 +29,23 @@ from gpuctl.cluster.jobs.strategy import (
 )
 
 POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False)
+MIB = st.floats(0, 1e6, exclude_min=True)
 SHARE = st.floats(0, 1, exclude_min=True)
 COUNT, FROM_ONE = st.integers(0, 10**18 - 1), st.integers(1, 10**18 - 1)
 ALLOWED: Mapping[str, Mapping[str, st.SearchStrategy[Value]]] = {
-    "exact": {"bucket_mb": POSITIVE},
-    "bf16": {"bucket_mb": POSITIVE},
-    "fp16": {"bucket_mb": POSITIVE},
-    "int8": {"chunk": FROM_ONE, "bucket_mb": POSITIVE},
-    "topk": {"ratio": SHARE, "chunk": st.integers(2, 65536), "warmup_steps": COUNT, "bucket_mb": POSITIVE},
+    "exact": {"bucket_mb": MIB},
+    "bf16": {"bucket_mb": MIB},
+    "fp16": {"bucket_mb": MIB},
+    "int8": {"chunk": FROM_ONE, "bucket_mb": MIB},
+    "topk": {"ratio": SHARE, "chunk": st.integers(2, 65536), "warmup_steps": COUNT, "bucket_mb": MIB},
     "dgc": {
         "ratio": SHARE,
         "momentum": st.floats(0, 1, exclude_max=True),
         "clip": st.none() | POSITIVE,
         "warmup_steps": COUNT,
-        "bucket_mb": POSITIVE,
+        "bucket_mb": MIB,
     },
-    "powersgd": {"rank": FROM_ONE, "bucket_mb": POSITIVE},
+    "powersgd": {"rank": FROM_ONE, "bucket_mb": MIB},
 }
 
 
@@ -126,7 +127,7 @@ def test_a_choice_is_written_as_one_would(choice: StrategyChoice, text: str) -> 
         ),
         ("powersgd:rank=2.0", "rank must be a whole number of at least 1, not 2.0"),
         (f"powersgd:rank={'9' * 5000}", "rank must be a whole number of at least 1, not inf"),
-        ("exact:bucket_mb=1e999", "bucket_mb must be a number above 0, not inf"),
+        ("exact:bucket_mb=1e999", "bucket_mb must be a number above 0 and at most 1000000, not inf"),
     ],
 )
 def test_anything_else_is_refused_in_one_line_that_tells_what_is_allowed(text: str, said: str) -> None:

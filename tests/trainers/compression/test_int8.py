@@ -62,6 +62,11 @@ def test_zeros_stay_zeros_and_a_nan_spoils_its_chunk_alone() -> None:
     assert there[:4].tolist() == [0, 0, 0, 0] and there[4:].isnan().all()
 
 
+def test_a_chunk_longer_than_the_vector_is_the_vector() -> None:
+    x = _drawn(1000)
+    assert torch.equal(Int8(10**12).encode(x, 1), Int8(1000).encode(x, 1))
+
+
 def test_a_chunk_that_is_none_is_refused() -> None:
     with pytest.raises(BadInput, match="chunk must be a whole number of at least 1, not 0"):
         Int8(0)

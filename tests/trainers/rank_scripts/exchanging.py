@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -219,10 +220,14 @@ def refused(case: str) -> str:
             exchange.attach(fully_shard(net()))  # type: ignore[arg-type]
         elif case == "sparse":
             exchange.attach(DistributedDataParallel(nn.Sequential(nn.Embedding(4, 4, sparse=True))))
+        elif case == "unused":
+            exchange.attach(DistributedDataParallel(net(), find_unused_parameters=True))
         else:
             exchange.attach(wrapped := DistributedDataParallel(net()))
             if case == "twice":
                 Compressed(TopK(0.01)).attach(wrapped)
+            if case == "two models":
+                exchange.attach(DistributedDataParallel(net()))
             state = {"method": "topk", "step": 3, "residual": {"0.weight": torch.zeros(5)}}
             exchange.load_state_dict({**state, **({"method": "powersgd"} if case == "state of another" else {})})
     except BadInput as error:
@@ -250,7 +255,7 @@ def refused_optimizer(exchange: GradientExchange, optimizer: Callable[[Any], tor
     try:
         exchange.attach(DistributedDataParallel(model), None if optimizer is None else optimizer(model.parameters()))
     except BadInput as error:
-        return error.message
+        return f"{error.message}; {error.hint}"
     return "nothing"
 
 
@@ -385,3 +390,88 @@ def overlapping(exchange: GradientExchange) -> list[str]:
             exchanged.clear()
         _backward(wrapped, step)
     return happened
+
+
+def of_nothing(exchange: GradientExchange) -> bool:
+    """Whether a model with parameters without values has its gradients exchanged, each one in a bucket of its own."""
+    model = net()
+    model.empty = nn.Parameter(torch.zeros(0, 5, dtype=torch.float64))
+    model.no_columns = nn.Parameter(torch.zeros(5, 0, dtype=torch.float64))
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-6)
+    exchange.attach(wrapped)
+    for step in range(2):
+        inputs, targets = batch(step, dist.get_rank())
+        (nn.functional.mse_loss(wrapped(inputs), targets) + model.empty.sum() + model.no_columns.sum()).backward()
+    return all(p.grad is not None for p in model.parameters())
+
+
+def timeout_s(exchange: Any, seconds: float) -> float:
+    """That of the exchange's group, for a DDP in a group with ``seconds``."""
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    exchange.attach(DistributedDataParallel(net(), process_group=group))
+    theirs: timedelta = exchange._hook.group._get_backend(torch.device("cpu")).options._timeout
+    return theirs.total_seconds()
+
+
+def after_an_inf(exchange: Any) -> tuple[bool, list[bool], dict[str, Any], dict[str, Any]]:
+    """Whether a step in which one rank has an inf shows it on this one; whether those after it are finite; and what the
+    method remembers before and after that step, but for the number of steps."""
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    exchange.attach(wrapped)
+    finite = []
+    remembered: list[dict[str, Any]] = []
+    for step in range(5):
+        model.zero_grad()
+        inputs, targets = batch(step, dist.get_rank())
+        if step == 2:
+            remembered.append(exchange.state_dict())
+            if dist.get_rank() == 1:
+                targets[3, 4] = torch.inf
+        nn.functional.mse_loss(wrapped(inputs), targets).backward()
+        finite.append(all(bool(g.isfinite().all()) for g in _gradients_of(model).values()))
+        if step == 2:
+            remembered.append(exchange.state_dict())
+    for one in remembered:
+        del one["step"], one["method"]
+    return not finite[2], finite[3:], *remembered
+
+
+def laid_out(exchange: Any, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a parameter whose memory is not row-major: the gradient that ranks step with, the exact mean, and the mean of
+    what is left, in the parameter's shape."""
+    torch.manual_seed(3)
+    layer: nn.Conv2d | nn.Linear
+    if kind == "channels last":
+        layer = nn.Conv2d(6, 8, 3, bias=False, dtype=torch.float64)
+        layer.weight = nn.Parameter(layer.weight.detach().contiguous(memory_format=torch.channels_last))
+        inputs = torch.randn(2, 6, 5, 5, dtype=torch.float64) + dist.get_rank()
+    else:
+        layer = nn.Linear(40, 24, bias=False, dtype=torch.float64)
+        layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+        inputs = torch.randn(3, 40, dtype=torch.float64) + dist.get_rank()
+    model = nn.Sequential(layer)
+    (alone,) = torch.autograd.grad(model(inputs).square().mean(), list(model.parameters()))
+    exchange.attach(wrapped := DistributedDataParallel(model))
+    wrapped(inputs).square().mean().backward()
+    mean = alone.contiguous()
+    dist.all_reduce(mean)
+    left = exchange.residual["0.weight"].clone()
+    dist.all_reduce(left)
+    ranks = dist.get_world_size()
+    (out,) = _gradients_of(model).values()
+    return out.contiguous(), mean / ranks, (left / ranks).view(out.shape)
+
+
+def names_kept(exchange: Any, kind: str) -> list[str]:
+    """The names under which residuals are kept of a model that torch has wrapped."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = net()
+    if kind == "compiled":
+        model = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    else:
+        model[0] = checkpoint_wrapper(model[0])  # type: ignore[index, operator]
+    exchange.attach(wrapped := DistributedDataParallel(model))
+    _backward(wrapped, 0)
+    return sorted(exchange.residual)

@@ -62,9 +62,11 @@ def test_a_checkpoint_of_another_strategy_is_refused(first: Any, then: Any, mess
             assert isinstance(end.error, BadInput) and message in end.error.message and end.error.hint
 
 
-@pytest.mark.parametrize("strategy", [None, Compressed(TopK(0.1))], ids=repr)
-def test_a_parameter_that_gets_no_gradient_is_named(strategy: Any) -> None:
-    with Ranks(2, fitting_strategies.with_an_unused_parameter, strategy) as ranks:
+@pytest.mark.parametrize(
+    ("world", "strategy"), [(2, None), (2, Compressed(TopK(0.1))), (1, Compressed(TopK(0.1)))], ids=repr
+)
+def test_a_parameter_that_gets_no_gradient_is_named(world: int, strategy: Any) -> None:
+    with Ranks(world, fitting_strategies.with_an_unused_parameter, strategy) as ranks:
         for end in ranks.wait():
             assert isinstance(end.error, BadInput), end.said
             assert end.error.message == "parameter '1.weight' gets no gradient from the loss"

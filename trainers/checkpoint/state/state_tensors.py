@@ -36,7 +36,7 @@ from gpuctl.trainers.checkpoint.state.treespec import flatten_state
 from gpuctl.trainers.gpus import gpus_of
 
 State = MutableMapping[str, Any]
-_WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module"}
+WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 """What torch's wrappers (the compiler's, activation checkpointing's) call the module that they wrap."""
 _HINT = "use another checkpoint folder, or the model and the strategy that this one was made with"
 
@@ -118,7 +118,7 @@ def _bare(model: torch.nn.Module) -> torch.nn.Module | None:
             type(module), "_fqn_modifiers"
         ):
             return None
-        if not _WRAPPED.isdisjoint(module._modules):
+        if not WRAPPERS.isdisjoint(module._modules):
             return None
     return model
 

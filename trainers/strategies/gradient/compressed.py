@@ -9,14 +9,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.jobs.strategy import positive, whole
+from gpuctl.cluster.jobs.strategy import bucket_size, whole
 from gpuctl.trainers.compression.cast import Cast
 from gpuctl.trainers.compression.error_feedback import ErrorFeedback
 from gpuctl.trainers.compression.int8 import Int8
 from gpuctl.trainers.compression.reducers import cast_mean, gathered_mean, two_hop_mean
 from gpuctl.trainers.compression.topk import TopK
 from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, exact, flat, write
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.sparsity import ratio_at
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
 
@@ -36,9 +36,12 @@ class Compressed:
             raise BadInput(
                 f"{codec!r} is not a codec", "use Compressed(TopK(0.01)), Compressed(Int8()) or Cast('bf16')"
             )
+        if warmup_steps and not isinstance(codec, TopK):
+            raise BadInput(f"{codec!r} has no ratio that could come down in warmup_steps", "leave out warmup_steps")
         self.codec = codec
+        self.keeps_gradients = isinstance(codec, TopK)
         self.warmup_steps = whole(warmup_steps, "warmup_steps", least=0)
-        self.bucket_mb = positive(bucket_mb, "bucket_mb")
+        self.bucket_mb = bucket_size(bucket_mb)
         self._feedback = ErrorFeedback()
         self._hook: BucketHook | None = None
 
@@ -57,7 +60,8 @@ class Compressed:
 
     def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
         """See ``GradientExchange``."""
-        self._hook = BucketHook(model, self._exchange)
+        check_free(self._hook)
+        self._hook = BucketHook(model, self._exchange, keeps=self.keeps_gradients)
         return self
 
     def rehearsing(self) -> AbstractContextManager[None]:
@@ -96,6 +100,6 @@ class Compressed:
         codec = TopK(ratio_at(bucket.step, codec.ratio, self.warmup_steps), codec.chunk)
         xs = [self._feedback.with_residual(g.name, g.value) for g in gradients]  # xᵢ = gᵢ + eᵢ
         means, sent = gathered_mean(xs, codec, bucket.seed, bucket.group)
-        write(gradients, means)
-        for gradient, x, wire in zip(gradients, xs, sent, strict=True):
-            self._feedback.keep(gradient.name, x, codec, wire)  # eᵢ ← xᵢ − sent(xᵢ)
+        if write(gradients, means):
+            for gradient, x, wire in zip(gradients, xs, sent, strict=True):
+                self._feedback.keep(gradient.name, x, codec, wire)  # eᵢ ← xᵢ − sent(xᵢ)

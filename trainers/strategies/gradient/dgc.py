@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.jobs.strategy import fraction, positive, positive_or_none, whole
+from gpuctl.cluster.jobs.strategy import bucket_size, fraction, positive_or_none, whole
 from gpuctl.cluster.jobs.strategy import ratio as checked_ratio
 from gpuctl.trainers.compression.reducers import exact_mean, gathered_mean
 from gpuctl.trainers.compression.topk import TopK
 from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, flat, write
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.sparsity import ratio_at
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
 
@@ -32,10 +32,12 @@ class DGC:
     The momentum is this method's, so the optimizer is ``SGD`` without any. ``clip`` bounds the norm of each gradient
     before it is added, as clipping by ``clip`` would on one rank: by ``clip``/√N. ``warmup_steps`` are those in which
     the ratio comes down from a quarter. What is sent whole (biases, norms, and matrices at ratio 1) has plain momentum,
-    since nothing of it waits.
+    since nothing of it waits. A step has one backward pass that is exchanged, as with micro-batches in ``no_sync``.
 
     Raises ``BadInput`` for a number that is out of its bounds, and ``attach`` for an optimizer with a momentum.
     """
+
+    keeps_gradients = True
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class DGC:
         self.momentum = fraction(momentum, "momentum")
         self.clip = positive_or_none(clip, "clip")
         self.warmup_steps = whole(warmup_steps, "warmup_steps", least=0)
-        self.bucket_mb = positive(bucket_mb, "bucket_mb")
+        self.bucket_mb = bucket_size(bucket_mb)
         self._u: dict[str, Tensor] = {}
         self._v: dict[str, Tensor] = {}
         self._hook: BucketHook | None = None
@@ -65,6 +67,7 @@ class DGC:
 
     def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:
         """See ``GradientExchange``."""
+        check_free(self._hook)
         if optimizer is not None and not (
             isinstance(optimizer, SGD) and all(group["momentum"] == 0 for group in optimizer.param_groups)
         ):
@@ -72,7 +75,7 @@ class DGC:
                 f"DGC has the momentum itself, and {type(optimizer).__name__} would add another one",
                 "use torch.optim.SGD with momentum=0, and DGC(momentum=…)",
             )
-        self._hook = BucketHook(model, self._exchange)
+        self._hook = BucketHook(model, self._exchange, keeps=True)
         return self
 
     def rehearsing(self) -> AbstractContextManager[None]:
@@ -99,34 +102,39 @@ class DGC:
         self._exchange_largest(sparse, TopK(ratio), bucket)
 
     def _exchange_largest(self, gradients: list[Gradient], top: TopK, bucket: Bucket) -> None:
-        vs = []
-        for gradient, g in zip(gradients, flat(gradients), strict=True):
-            u = self._moved(gradient.name, self._clipped(g, bucket))
-            v = self._v.setdefault(gradient.name, torch.zeros_like(u))
-            v += u
-            vs.append(v)
+        us = [
+            self._moved(one.name, self._clipped(g, bucket)) for one, g in zip(gradients, flat(gradients), strict=True)
+        ]
+        vs = [u + self._v[one.name] if one.name in self._v else u.clone() for one, u in zip(gradients, us, strict=True)]
         means, sent = gathered_mean(vs, top, bucket.seed, bucket.group)
-        write(gradients, means)
-        for gradient, v, wire in zip(gradients, vs, sent, strict=True):
+        if not write(gradients, means):
+            return
+        for gradient, u, v, wire in zip(gradients, us, vs, sent, strict=True):
             _, mask = top.decode_sparse(wire, v.numel(), v.dtype)
             v[mask] = 0
-            self._u[gradient.name][mask] = 0
+            u[mask] = 0
+            self._u[gradient.name], self._v[gradient.name] = u, v
 
     def _exchange_whole(self, gradients: list[Gradient], bucket: Bucket) -> None:
         """Momentum SGD: u ← m·u + mean of g. What waited of a matrix, from before, goes with it."""
-        us = []
-        for gradient, g in zip(gradients, flat(gradients), strict=True):
-            u = self._moved(gradient.name, self._clipped(g, bucket))
-            waiting = self._v.pop(gradient.name, None)
-            us.append(u if waiting is None else u + waiting)
-        write(gradients, exact_mean(us, bucket.group))
+        us = [
+            self._moved(one.name, self._clipped(g, bucket)) for one, g in zip(gradients, flat(gradients), strict=True)
+        ]
+        vs = [u + self._v[one.name] if one.name in self._v else u for one, u in zip(gradients, us, strict=True)]
+        if write(gradients, exact_mean(vs, bucket.group)):
+            for gradient, u in zip(gradients, us, strict=True):
+                self._u[gradient.name] = u
+                self._v.pop(gradient.name, None)
+
+    def _velocities(self, gradients: list[Gradient], bucket: Bucket) -> list[Tensor]:
+        own = [self._clipped(g, bucket) for g in flat(gradients)]
+        return [self._moved(gradient.name, g) for gradient, g in zip(gradients, own, strict=True)]
 
     def _moved(self, name: str, g: Tensor) -> Tensor:
         """u ← m·u + g, in 32 bits at least."""
         g = g.to(torch.promote_types(g.dtype, torch.float32))
         u = self._u.get(name)
-        self._u[name] = u = g.clone() if u is None else u.mul_(self.momentum).add_(g)
-        return u
+        return g.clone() if u is None else g.add(u, alpha=self.momentum)
 
     def _clipped(self, g: Tensor, bucket: Bucket) -> Tensor:
         """``g``, no longer than ``clip``/√N: the norm of the sum of N independent ones is √N times that of one."""

@@ -24,6 +24,12 @@ def attached(hook: BucketHook | None) -> BucketHook:
     return hook
 
 
+def check_free(hook: BucketHook | None) -> None:
+    """Raises ``BadInput`` for a method that has a model already: it goes by names, which another model may have too."""
+    if hook is not None:
+        raise BadInput("this strategy exchanges the gradients of another model already", "make one for each model")
+
+
 def mean_over_ranks(vectors: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, Tensor]:
     """The mean of each over all ranks; all of them make the call, with the same names."""
     names = sorted(vectors)
@@ -54,5 +60,5 @@ def check_method(state: Mapping[str, Any], method: str) -> None:
     if theirs != method:
         raise BadInput(
             f"the checkpoint was made with the strategy {theirs}, and this run has {method}",
-            f"go on with --strategy {theirs}, or use another checkpoint folder",
+            f"go on with {theirs}, or use another checkpoint folder",
         )

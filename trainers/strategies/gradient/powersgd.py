@@ -11,12 +11,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.jobs.strategy import positive, whole
+from gpuctl.cluster.jobs.strategy import bucket_size, whole
 from gpuctl.trainers.compression.error_feedback import ErrorFeedback
-from gpuctl.trainers.compression.reducers import exact_mean
+from gpuctl.trainers.compression.reducers import exact_mean, mean_made
 from gpuctl.trainers.data.sampling import mixed
-from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, exact, write
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.bucket_hook import (
+    Bucket,
+    BucketHook,
+    Gradient,
+    exact,
+    is_matrix,
+    parameters_of,
+    write,
+)
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
 
 
@@ -38,9 +46,11 @@ class PowerSGD:
     matrix of the model.
     """
 
+    keeps_gradients = True
+
     def __init__(self, rank: int = 4, *, bucket_mb: float = BUCKET_MB) -> None:
         self.rank = whole(rank, "rank", least=1)
-        self.bucket_mb = positive(bucket_mb, "bucket_mb")
+        self.bucket_mb = bucket_size(bucket_mb)
         self._feedback = ErrorFeedback()
         self._q: dict[str, Tensor] = {}
         self._hook: BucketHook | None = None
@@ -55,13 +65,13 @@ class PowerSGD:
 
     def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
         """See ``GradientExchange``."""
-        hook = BucketHook(model, self._exchange)
-        shapes = [matrix_shape(p) for p in hook.parameters.values() if p.dim() >= 2 and p.requires_grad]
-        if not any(is_won(n, m, self.rank) for n, m in shapes):
-            largest = max(shapes, key=min, default=None)
-            of = "it has none" if largest is None else f"its largest one is {largest[0]} × {largest[1]}"
-            raise BadInput(f"rank {self.rank} is too large for every matrix of the model: {of}", "use a smaller rank")
-        self._hook = hook
+        check_free(self._hook)
+        parameters = parameters_of(model, keeps=True).values()
+        most = max((most_rank(*matrix_shape(p)) for p in parameters if is_matrix(p) and p.requires_grad), default=0)
+        if self.rank > most:
+            what = f"use a rank of at most {most}" if most else "use Compressed(Int8()), or no strategy"
+            raise BadInput(f"rank {self.rank} is too large for every matrix of the model: nothing would be won", what)
+        self._hook = BucketHook(model, self._exchange, keeps=True)
         return self
 
     def rehearsing(self) -> AbstractContextManager[None]:
@@ -85,8 +95,8 @@ class PowerSGD:
 
     def _exchange(self, bucket: Bucket) -> None:
         matrices, others = bucket.split()
-        low = [g for g in matrices if is_won(*matrix_shape(g.value), self.rank)]
-        exact([*others, *(g for g in matrices if not is_won(*matrix_shape(g.value), self.rank))], bucket.group)
+        low = [g for g in matrices if self.rank <= most_rank(*matrix_shape(g.value))]
+        exact([*others, *(g for g in matrices if self.rank > most_rank(*matrix_shape(g.value)))], bucket.group)
         self._exchange_low(low, bucket)
 
     def _exchange_low(self, gradients: list[Gradient], bucket: Bucket) -> None:
@@ -94,11 +104,12 @@ class PowerSGD:
         xs = [self._feedback.with_residual(g.name, g.value) for g in gradients]
         ms = [x.view(matrix_shape(g.value)) for x, g in zip(xs, gradients, strict=True)]
         qs = [self._start(name, m, index, bucket) for index, (name, m) in enumerate(zip(names, ms, strict=True))]
-        ps = _mean([m @ q for m, q in zip(ms, qs, strict=True)], bucket)
-        ps = [orthogonalize(p) for p in ps]
+        root = bucket.index % bucket.group.size()
+        ps = mean_made([m @ q for m, q in zip(ms, qs, strict=True)], orthogonalized, root, bucket.group)
         qs = _mean([m.T @ p for m, p in zip(ms, ps, strict=True)], bucket)
         approximations = [(p @ q.T).view(-1) for p, q in zip(ps, qs, strict=True)]
-        write(gradients, approximations)
+        if not write(gradients, approximations):
+            return
         for name, x, q, approximation in zip(names, xs, qs, approximations, strict=True):
             self._q[name] = q
             self._feedback.residual[name] = x.sub_(approximation)
@@ -116,15 +127,18 @@ def matrix_shape(tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[0], tensor[0].numel()
 
 
-def is_won(n: int, m: int, rank: int) -> bool:
-    """Whether P and Q of that rank are less than the matrix of shape (n, m)."""
-    return rank * (n + m) < n * m
+def most_rank(n: int, m: int) -> int:
+    """The largest rank for which P and Q have fewer values than the matrix of shape (n, m)."""
+    return (n * m - 1) // (n + m)
 
 
-def orthogonalize(p: Tensor) -> Tensor:
-    """An orthonormal basis of what the columns of ``p`` span; of shape (n, r), with r ≤ n."""
-    basis: Tensor = torch.linalg.qr(p).Q
-    return basis
+def orthogonalized(ps: list[Tensor]) -> list[Tensor]:
+    """For each, an orthonormal basis of what its columns span; of shape (n, r), with r ≤ n.
+
+    Made on one rank for all: where the columns depend on each other, the last ones of the basis are rounding errors,
+    and those of unlike processors would let the ranks' weights part.
+    """
+    return [torch.linalg.qr(p).Q for p in ps]
 
 
 def _mean(matrices: list[Tensor], bucket: Bucket) -> list[Tensor]:

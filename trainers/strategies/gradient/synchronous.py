@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.jobs.strategy import positive
+from gpuctl.cluster.jobs.strategy import bucket_size
 
 BUCKET_MB = 25.0
 """DDP's own."""
@@ -24,8 +23,10 @@ class Synchronous:
     Raises ``BadInput`` for a ``bucket_mb`` that is no positive number.
     """
 
+    keeps_gradients = False
+
     def __init__(self, *, bucket_mb: float = BUCKET_MB) -> None:
-        self.bucket_mb = positive(bucket_mb, "bucket_mb")
+        self.bucket_mb = bucket_size(bucket_mb)
 
     def __repr__(self) -> str:
         return "Synchronous()"
@@ -41,10 +42,6 @@ class Synchronous:
 
 
 def ddp(model: nn.Module, device: torch.device, bucket_mb: float = BUCKET_MB) -> DistributedDataParallel:
-    """``model`` in DDP, for any method here. Raises ``BadInput`` for a model with nothing to train."""
-    if not any(p.requires_grad for p in model.parameters()):
-        raise BadInput(
-            f"{type(model).__name__} has no parameters that require a gradient", "there is nothing to train in it"
-        )
+    """``model`` in DDP, for any method here."""
     ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=bucket_mb)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpuctl import Cast, Compressed, Int8, TopK
+from gpuctl import DGC, Cast, Compressed, Int8, PowerSGD, TopK
 from gpuctl.cluster.errors import BadInput
 from tests.trainers import ranks
 from tests.trainers.rank_scripts import exchanging
@@ -96,7 +96,12 @@ def test_gradients_of_several_micro_batches_are_sent_once() -> None:
 
 def test_an_error_in_the_exchange_is_raised_by_backward() -> None:
     said = ranks.run(1, exchanging.failing)[0]
-    assert "no room in the codec" in said
+    assert "MemoryError: no room in the codec" in said and "exchanging.py" in said, "and where it was raised"
+
+
+def test_a_warm_up_of_what_has_no_ratio_is_refused() -> None:
+    with pytest.raises(BadInput, match="has no ratio that could come down"):
+        Compressed(Int8(), warmup_steps=7)
 
 
 @pytest.mark.parametrize("codec", [0.01, "topk", TopK])
@@ -110,7 +115,9 @@ def test_what_is_no_codec_is_refused(codec: Any) -> None:
     [
         ("bare", "gradients of a Sequential are not exchanged"),
         ("twice", "exchanged by another hook already"),
+        ("two models", "exchanges the gradients of another model already"),
         ("sparse", "'0' makes sparse gradients"),
+        ("unused", "with find_unused_parameters, DDP leaves out gradients"),
         ("fsdp", "FSDP leaves one copy of each gradient"),
         ("state of another", "was made with the strategy powersgd, and this run has topk"),
         ("state of another model", "remembers 5 values of '0.weight', and the model has 6144 values"),
@@ -120,3 +127,12 @@ def test_what_is_no_codec_is_refused(codec: Any) -> None:
 def test_a_model_that_cannot_be_is_refused_in_one_line(case: str, message: str) -> None:
     said = ranks.run(2, exchanging.refused, case)[0]
     assert message in said and "\n" not in said
+
+
+@pytest.mark.parametrize("exchange", [Compressed(TopK(0.1)), DGC(0.1), PowerSGD(2), Compressed(Int8())])
+def test_parameters_without_values_are_exchanged_with_the_rest(exchange: Any) -> None:
+    assert ranks.run(2, exchanging.of_nothing, exchange) == [True, True]
+
+
+def test_an_exchange_waits_as_long_as_the_group_of_its_model() -> None:
+    assert ranks.run(2, exchanging.timeout_s, Compressed(TopK(0.1)), 7.0) == [7.0, 7.0]

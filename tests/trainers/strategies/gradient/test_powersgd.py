@@ -9,7 +9,7 @@ import torch
 
 from gpuctl import PowerSGD
 from gpuctl.cluster.errors import BadInput
-from gpuctl.trainers.strategies.gradient.powersgd import is_won, matrix_shape, orthogonalize
+from gpuctl.trainers.strategies.gradient.powersgd import matrix_shape, most_rank, orthogonalized
 from tests.trainers import ranks
 from tests.trainers.rank_scripts import exchanging
 
@@ -36,9 +36,9 @@ def test_full_rank_is_exact() -> None:
     """By the algorithm: P spans all rows there are. (A parameter for which nothing would be won is exact anyway.)"""
     torch.manual_seed(0)
     m, q = torch.randn(6, 40, dtype=torch.float64), torch.randn(40, 6, dtype=torch.float64)
-    p = orthogonalize(m @ q)
+    (p,) = orthogonalized([m @ q])
     assert torch.allclose(p @ (m.T @ p).T, m, rtol=0, atol=1e-12)
-    assert not is_won(6, 40, 6)
+    assert most_rank(6, 40) == 5
 
 
 def test_the_mean_of_what_is_left_is_what_the_approximation_lacks() -> None:
@@ -93,4 +93,4 @@ def test_a_rank_that_is_none_is_refused(rank: Any) -> None:
 
 def test_a_rank_above_every_matrix_is_refused() -> None:
     said = ranks.run(2, exchanging.refused_optimizer, PowerSGD(64), None)[0]
-    assert said == "rank 64 is too large for every matrix of the model: its largest one is 64 × 96"
+    assert said == "rank 64 is too large for every matrix of the model: nothing would be won; use a rank of at most 38"
