@@ -434,7 +434,8 @@ def after_an_inf(exchange: Any) -> tuple[bool, list[bool], dict[str, Any], dict[
             remembered.append(exchange.state_dict())
     for one in remembered:
         del one["step"], one["method"]
-    return not finite[2], finite[3:], *remembered
+    before, after = remembered
+    return not finite[2], finite[3:], before, after
 
 
 def laid_out(exchange: Any, kind: str) -> tuple[Tensor, Tensor, Tensor]:
