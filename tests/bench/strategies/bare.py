@@ -5,12 +5,11 @@ By hand, without names, warm-up, checkpoints or a thread: each bucket is one vec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,9 +61,51 @@ def top_k(model: DistributedDataParallel, ratio: float) -> None:
 
 
 def power_sgd(model: DistributedDataParallel, rank: int) -> None:
-    """torch's own, from its third step on."""
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    """Algorithm 1 with warm start and error feedback. torch's own hook is no reference here: with several gradient
+    buckets under way, its chained futures start collectives in another order on each rank, and gloo fails."""
+    residuals: dict[int, Tensor] = {}
+    qs: dict[int, Tensor] = {}
+
+    def hook(_: None, bucket: dist.GradBucket) -> Future[Tensor]:
+        small: list[Tensor] = []
+        large: list[tuple[int, Tensor]] = []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if gradient.dim() > 1:
+                large.append((id(parameter), gradient))
+            else:
+                small.append(gradient)
+        _mean(small)
+        ms, ps = [], []
+        for key, g in large:
+            m = g + residuals[key] if key in residuals else g.clone()
+            if key not in qs:
+                qs[key] = torch.randn(g.shape[1], rank, generator=torch.Generator().manual_seed(g.shape[1]))
+            ms.append(m)
+            ps.append(m @ qs[key])
+        _mean(ps)
+        ps = [torch.linalg.qr(p).Q for p in ps]
+        for (key, _g), m, p in zip(large, ms, ps, strict=True):
+            qs[key] = m.T @ p
+        _mean([qs[key] for key, _g in large])
+        for (key, g), m, p in zip(large, ms, ps, strict=True):
+            torch.matmul(p, qs[key].T, out=g)
+            residuals[key] = m.sub_(g)
+        done: Future[Tensor] = Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    hook.__annotations__.clear()
+    model.register_comm_hook(None, hook)
+
+
+def _mean(tensors: Sequence[Tensor]) -> None:
+    """In place, in one all-reduce."""
+    if not tensors:
+        return
+    flat = torch.cat([t.reshape(-1) for t in tensors]) / dist.get_world_size()
+    dist.all_reduce(flat)
+    for t, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        t.copy_(mean.view_as(t))
 
 
 BARE: dict[str, Callable[[DistributedDataParallel], None]] = {

@@ -1,6 +1,6 @@
 """One rank of a measurement: steps of a transformer, and what its sockets have carried. Prints one line of JSON.
 
-    python -m tests.bench.strategies.rank step STRATEGY STEPS [TRACE]
+    python -m tests.bench.strategies.rank step STRATEGY STEPS WINDOWS [TRACE]
     python -m tests.bench.strategies.rank pairs STRATEGY BLOCKS
 
 ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` as a launcher sets them. Besides what ``--strategy``
@@ -31,7 +31,8 @@ from tests.bench.strategies.bare import BARE
 
 BUCKET_MB = 4.0
 """Of 16 MB of gradients, so that several buckets travel."""
-BATCH = 2
+WINDOWS = 2
+"""Of text, that each rank computes in a step."""
 BLOCK = 5
 """Steps of one side of a pair."""
 
@@ -57,13 +58,13 @@ def wrapped(strategy: str, is_bare: bool = False) -> nn.Module:
     return ddp
 
 
-def stepper(model: nn.Module, strategy: str) -> Callable[[], None]:
+def stepper(model: nn.Module, strategy: str, windows: int = WINDOWS) -> Callable[[], None]:
     """One step on the same text."""
     if strategy == "network":
         return exchange_only(model)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    text = torch.randint(0, 256, (BATCH, CONTEXT + 1), generator=generator)
+    text = torch.randint(0, 256, (windows, CONTEXT + 1), generator=generator)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -93,9 +94,9 @@ def exchange_only(model: nn.Module) -> Callable[[], None]:
     return step
 
 
-def steps(strategy: str, count: int, trace: str = "") -> dict[str, Any]:
+def steps(strategy: str, count: int, windows: int, trace: str = "") -> dict[str, Any]:
     """Seconds of each step, after two that are not counted, and bytes sent in all of those."""
-    step = stepper(wrapped(strategy), strategy)
+    step = stepper(wrapped(strategy), strategy, windows)
     for _ in range(2):
         step()
     sockets, seconds = SocketBytes(), []
@@ -127,7 +128,7 @@ def pairs(strategy: str, blocks: int) -> dict[str, Any]:
             for _ in range(BLOCK):
                 step()
             took.append(time.perf_counter() - began)
-        if block:  # the first ones lay out buckets, and PowerSGD of torch begins late
+        if block:  # the first ones lay out buckets
             found.append(took)
     return {"pairs": found}
 
@@ -136,7 +137,7 @@ def main(mode: str, strategy: str, count: str, *rest: str) -> None:
     torch.set_num_threads(1)
     gloo_exit.install()
     dist.init_process_group("gloo")
-    told = steps(strategy, int(count), *rest) if mode == "step" else pairs(strategy, int(count))
+    told = steps(strategy, int(count), int(rest[0]), *rest[1:]) if mode == "step" else pairs(strategy, int(count))
     if dist.get_rank() == 0:
         print(json.dumps(told), flush=True)
     dist.barrier()
