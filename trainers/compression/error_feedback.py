@@ -24,10 +24,10 @@ class ErrorFeedback:
 
     def with_residual(self, name: str, gradient: Tensor) -> Tensor:
         """xᵢ, of shape (n,), in 32 bits at least."""
-        x = gradient.reshape(-1).to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
+        wide = torch.promote_types(gradient.dtype, torch.float32)
         if (residual := self.residual.get(name)) is not None:
-            x += residual
-        return x
+            return gradient.reshape(-1).to(wide) + residual
+        return gradient.reshape(-1).to(wide, copy=True)
 
     def keep(self, name: str, x: Tensor, codec: Codec, sent: Tensor) -> None:
         """Make ``x`` the residual, less what is in the bytes ``sent``."""

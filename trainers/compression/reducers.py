@@ -13,6 +13,7 @@ of the group. Bytes that a rank sends, of N, where its vectors take S as they ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from gpuctl.trainers.compression.cast import Cast
 from gpuctl.trainers.compression.codec import Codec
+from gpuctl.trainers.compression.topk import TopK
 
 Group = dist.ProcessGroup
 
@@ -34,23 +36,35 @@ def cast_mean(xs: Sequence[Tensor], cast: Cast, group: Group) -> list[Tensor]:
     return _reduced(xs, cast.dtype, group) if xs else []
 
 
-def gathered_mean(xs: Sequence[Tensor], codec: Codec, seed: int, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-    """For sparse codecs. Also returns what this rank has sent, of each vector: its bytes."""
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What ``gathered_mean`` found out."""
+
+    means: list[Tensor]
+    sent: list[Tensor]
+    """Of each vector, the bytes that this rank has sent."""
+    is_finite: bool
+    """Whether all that any rank has sent is."""
+
+
+def gathered_mean(xs: Sequence[Tensor], codec: TopK, seed: int, group: Group) -> Gathered:
+    """For sparse codecs."""
     sent = [codec.encode(x, _mixed(seed, index)) for index, x in enumerate(xs)]
     if not sent:
-        return [], []
+        return Gathered([], [], True)
     sizes = [wire.numel() for wire in sent]
     ours = torch.cat(sent)
     gathered = torch.empty(group.size() * ours.numel(), dtype=torch.uint8, device=ours.device)
     dist.all_gather(list(gathered.split(ours.numel())), ours, group)
     ranks = [of_rank.split(sizes) for of_rank in gathered.split(ours.numel())]
-    means = []
+    means, sums = [], []
     for index, x in enumerate(xs):
         total = torch.zeros_like(x)
         for wires in ranks:
             codec.add(wires[index], total)
+            sums.append(codec.values(wires[index], x.numel(), x.dtype).sum())
         means.append(total.div_(group.size()))
-    return means, sent
+    return Gathered(means, sent, bool(torch.stack(sums).isfinite().all()))
 
 
 def two_hop_mean(xs: Sequence[Tensor], codec: Codec, seed: int, group: Group) -> list[Tensor]:

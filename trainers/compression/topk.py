@@ -60,6 +60,11 @@ class TopK:
         )
         return wire[:size].view(dtype), within + chunks * self.chunk
 
+    def values(self, wire: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+        """The values that are in ``wire``, wherever they belong."""
+        whole_chunks, in_each, in_last = self._counts(n)
+        return wire[: (whole_chunks * in_each + in_last) * dtype.itemsize].view(dtype)
+
     def places(self, x: Tensor) -> Tensor:
         """Where the values stand that are sent of ``x``, of shape (n,): chunk by chunk."""
         n, (whole_chunks, in_each, in_last) = x.numel(), self._counts(x.numel())

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpuctl.trainers.compression.cast import Cast
 from gpuctl.trainers.compression.codec import Codec
 from gpuctl.trainers.compression.reducers import cast_mean, exact_mean, gathered_mean, two_hop_mean
+from gpuctl.trainers.compression.topk import TopK
 from gpuctl.trainers.strategies.interface import GradientExchange
 from gpuctl.trainers.transport.socket_bytes import SocketBytes
 
@@ -30,8 +31,8 @@ def reduced(how: str, codec: Codec | Cast | None, lengths: list[int], dtype: tor
     elif isinstance(codec, Cast):
         means = cast_mean(xs, codec, group)
     elif how == "gathered":
-        assert codec is not None
-        means, _ = gathered_mean(xs, codec, dist.get_rank(), group)
+        assert isinstance(codec, TopK)
+        means = gathered_mean(xs, codec, dist.get_rank(), group).means
     else:
         assert codec is not None
         means = two_hop_mean(xs, codec, dist.get_rank(), group)
@@ -187,7 +188,7 @@ def accumulated(exchange: Any) -> dict[str, Any]:
 
 def failing() -> str:
     """What ``backward`` says when a codec fails."""
-    from gpuctl import Compressed, TopK
+    from gpuctl import Compressed
 
     class Failing(Compressed):
         def _exchange(self, bucket: object) -> None:  # noqa: ARG002
@@ -207,7 +208,7 @@ def refused(case: str) -> str:
     """What is said of a model or a state that cannot be."""
     from torch.distributed.fsdp import fully_shard
 
-    from gpuctl import Compressed, TopK
+    from gpuctl import Compressed
     from gpuctl.cluster.errors import BadInput
 
     exchange = Compressed(TopK(0.01))

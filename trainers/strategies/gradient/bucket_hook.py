@@ -138,15 +138,19 @@ def flat(gradients: Sequence[Gradient]) -> list[Tensor]:
     return [g.value.reshape(-1) for g in gradients]
 
 
-def write(gradients: Sequence[Gradient], means: Sequence[Tensor]) -> bool:
-    """Have ranks step with ``means``, which are vectors in row-major order. Returns whether all are finite.
-
-    If not, a loop skips this step, on all ranks alike; what a method keeps must stay as it was, or an inf of one bad
-    batch would be in it for ever.
-    """
+def write(gradients: Sequence[Gradient], means: Sequence[Tensor]) -> None:
+    """Have ranks step with ``means``, which are vectors in row-major order."""
     for gradient, mean in zip(gradients, means, strict=True):
         gradient.value.copy_(mean.view(gradient.value.shape))
-    return all(bool(mean.sum().isfinite()) for mean in means)
+
+
+def are_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether a method may keep something of a step: ``tensors`` are what all ranks have alike of it.
+
+    If not, a loop skips this step, on all ranks; what a method keeps must stay as it was, or the inf of one bad batch
+    would be in it for ever.
+    """
+    return all(bool(tensor.sum().isfinite()) for tensor in tensors)
 
 
 _ONE = "attach one method, once, and register no hook besides"

@@ -99,7 +99,8 @@ class Compressed:
         """What all ranks step with is the mean of what each has sent of xᵢ."""
         codec = TopK(ratio_at(bucket.step, codec.ratio, self.warmup_steps), codec.chunk)
         xs = [self._feedback.with_residual(g.name, g.value) for g in gradients]  # xᵢ = gᵢ + eᵢ
-        means, sent = gathered_mean(xs, codec, bucket.seed, bucket.group)
-        if write(gradients, means):
-            for gradient, x, wire in zip(gradients, xs, sent, strict=True):
+        gathered = gathered_mean(xs, codec, bucket.seed, bucket.group)
+        write(gradients, gathered.means)
+        if gathered.is_finite:
+            for gradient, x, wire in zip(gradients, xs, gathered.sent, strict=True):
                 self._feedback.keep(gradient.name, x, codec, wire)  # eᵢ ← xᵢ − sent(xᵢ)

@@ -16,7 +16,7 @@ from gpuctl.cluster.jobs.strategy import bucket_size, fraction, positive_or_none
 from gpuctl.cluster.jobs.strategy import ratio as checked_ratio
 from gpuctl.trainers.compression.reducers import exact_mean, gathered_mean
 from gpuctl.trainers.compression.topk import TopK
-from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, flat, write
+from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, are_finite, flat, write
 from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.sparsity import ratio_at
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
@@ -106,10 +106,11 @@ class DGC:
             self._moved(one.name, self._clipped(g, bucket)) for one, g in zip(gradients, flat(gradients), strict=True)
         ]
         vs = [u + self._v[one.name] if one.name in self._v else u.clone() for one, u in zip(gradients, us, strict=True)]
-        means, sent = gathered_mean(vs, top, bucket.seed, bucket.group)
-        if not write(gradients, means):
+        gathered = gathered_mean(vs, top, bucket.seed, bucket.group)
+        write(gradients, gathered.means)
+        if not gathered.is_finite:
             return
-        for gradient, u, v, wire in zip(gradients, us, vs, sent, strict=True):
+        for gradient, u, v, wire in zip(gradients, us, vs, gathered.sent, strict=True):
             _, mask = top.decode_sparse(wire, v.numel(), v.dtype)
             v[mask] = 0
             u[mask] = 0
@@ -121,7 +122,9 @@ class DGC:
             self._moved(one.name, self._clipped(g, bucket)) for one, g in zip(gradients, flat(gradients), strict=True)
         ]
         vs = [u + self._v[one.name] if one.name in self._v else u for one, u in zip(gradients, us, strict=True)]
-        if write(gradients, exact_mean(vs, bucket.group)):
+        means = exact_mean(vs, bucket.group)
+        write(gradients, means)
+        if are_finite(means):
             for gradient, u in zip(gradients, us, strict=True):
                 self._u[gradient.name] = u
                 self._v.pop(gradient.name, None)

@@ -19,6 +19,7 @@ from gpuctl.trainers.strategies.gradient.bucket_hook import (
     Bucket,
     BucketHook,
     Gradient,
+    are_finite,
     exact,
     is_matrix,
     parameters_of,
@@ -108,7 +109,8 @@ class PowerSGD:
         ps = mean_made([m @ q for m, q in zip(ms, qs, strict=True)], orthogonalized, root, bucket.group)
         qs = _mean([m.T @ p for m, p in zip(ms, ps, strict=True)], bucket)
         approximations = [(p @ q.T).view(-1) for p, q in zip(ps, qs, strict=True)]
-        if not write(gradients, approximations):
+        write(gradients, approximations)
+        if not are_finite([*ps, *qs]):
             return
         for name, x, q, approximation in zip(names, xs, qs, approximations, strict=True):
             self._q[name] = q
