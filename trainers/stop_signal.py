@@ -26,6 +26,7 @@ import contextlib
 import os
 import signal
 import threading
+import weakref
 from datetime import timedelta
 from types import FrameType
 
@@ -37,6 +38,19 @@ from gpuctl.trainers.gpus import gpus_in_use, wait_for
 from gpuctl.trainers.world import World, job_store
 
 _PATIENCE = timedelta(seconds=30)
+_listening: weakref.WeakSet[StopSignal] = weakref.WeakSet()
+
+
+def is_asked() -> bool:
+    """Whether this process was asked to stop, whatever the other ranks know of it."""
+    return any(listener._flag for listener in _listening)
+
+
+def agree() -> None:
+    """All ranks have told each other, at a boundary where all of them are, that they were asked: this boundary is the
+    last. For training that is not in lock step between such boundaries; all ranks make the call."""
+    for listener in _listening:
+        listener._agreed_by_all = listener._flag
 
 
 class StopSignal:
@@ -49,6 +63,7 @@ class StopSignal:
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._store: Store | None = None
         self._stop_at: int | None = None
+        self._agreed_by_all = False
 
     def listen(self) -> bool:
         """Take SIGTERM from now on, and tell the agent so. ``False`` outside the main thread, where Python does not
@@ -56,13 +71,14 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             return False
         signal.signal(signal.SIGTERM, self._on_signal)
+        _listening.add(self)
         # The file comes second: whoever sees it may rely on the handler.
         self._mark(worker_context.AWARE)
         return True
 
     def should_stop(self, step: int) -> bool:
         """Whether this is the boundary (``step`` steps are done) at which all ranks stop. Call it at every boundary."""
-        return self._flag and self._agreed(step)
+        return self._flag and (self._agreed_by_all or self._agreed(step))
 
     def drained(self) -> None:
         """Tell the agent that the last checkpoint is committed, so that exit code 0 is not taken for the end."""

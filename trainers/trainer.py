@@ -19,25 +19,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from gpuctl.cluster.checkpoints.retention import Retention
 from gpuctl.cluster.errors import BadInput
 from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
-from gpuctl.trainers.data.batches import Batches
-from gpuctl.trainers.data.sampling import Sampling, mixed, slice_of
+from gpuctl.trainers.data.batches import Batches, MicroBatch, length_of
+from gpuctl.trainers.data.sampling import Place, Sampling, mixed, slice_of
 from gpuctl.trainers.metrics.stream import log_metrics, metrics
 from gpuctl.trainers.strategies.chosen import chosen
 from gpuctl.trainers.strategies.gradient.synchronous import ddp
-from gpuctl.trainers.strategies.gradients import Gradients, Parts, summed
-from gpuctl.trainers.strategies.interface import Stateful, Strategy
+from gpuctl.trainers.strategies.gradients import Gradients, Parts, normalized, summed
+from gpuctl.trainers.strategies.interface import Strategy
 from gpuctl.trainers.strategies.plan import Plan
 from gpuctl.trainers.world import World
 
 Precision = Literal["fp32", "bf16", "fp16"]
-_STRATEGY = "strategy"
-"""What a method remembers goes by that name in checkpoints."""
 _BF16 = "use precision='bf16', or no strategy"
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -88,9 +86,9 @@ class Trainer:
     ) -> None:
         """``checkpoints`` is where they go outside of a gpuctl job (see ``Checkpointer``); each has the ``loss`` that
         was logged last, for ``Retention.best``. ``workers``, as in ``DataLoader``, load what is not a
-        ``TensorDataset``. ``strategy`` says how gradients are exchanged, if ``--strategy`` does not; the exact mean, if
-        neither does. ``optimizer`` may be a function that makes one for the model's parameters, and ``scheduler`` one
-        that makes one for that."""
+        ``TensorDataset``. ``strategy`` says what ranks exchange, if ``--strategy`` does not; the exact mean of their
+        gradients, if neither does. ``optimizer`` may be a function that makes one for the model's parameters, and
+        ``scheduler`` one that makes one for that."""
         if precision not in _DTYPES:
             raise BadInput(f"unknown precision {precision!r}", f"use one of {', '.join(_DTYPES)}")
         for name, number in (("micro_batch", micro_batch), ("log_every", log_every)):
@@ -112,17 +110,22 @@ class Trainer:
         self._seed = seed
         self._log_every = log_every
         self._world = World.now()
-        self._sampling = Sampling(_length(dataset), global_batch, seed)
+        self._sampling = Sampling(length_of(dataset), global_batch, seed)
         self._batches = Batches(dataset, self._sampling, self._world, micro_batch, workers)
         self._scaler = torch.GradScaler(self.device.type, enabled=precision == "fp16" and self.device.type == "cuda")
         self._scales = self._scaler.is_enabled()
-        self._exchange = plan.exchange
-        model = self.model
-        if self._world.size > 1 or not plan.is_exact:
-            model = ddp(model, self.device, plan.exchange.bucket_mb)
+        self._plan = plan
+        model, ranks = self.model, 1
+        if plan.outer.lock_step and (self._world.size > 1 or not plan.is_exact):
+            model, ranks = ddp(model, self.device, plan.exchange.bucket_mb), self._world.size
             plan.exchange.attach(model, self._optimizer)
+        elif not plan.outer.lock_step and global_batch < self._world.size:
+            raise BadInput(
+                f"global_batch={global_batch} leaves some of {self._world.size} workers without a sample",
+                f"{plan.outer} needs one for each",
+            )
         scaler = self._scaler if self._scales else None
-        self._gradients = Gradients(model, loss, self.device, self._world.size, _DTYPES[precision], scaler)
+        self._gradients = Gradients(model, loss, self.device, ranks, _DTYPES[precision], scaler)
 
     def fit(self) -> Fitted:
         """Go on from the newest checkpoint to the last step.
@@ -130,21 +133,31 @@ class Trainer:
         Does not return if this machine is to be taken: after a last checkpoint the process ends with code 0.
         """
         self._rehearse()
+        outer = self._plan.outer.attach(self.model, self._optimizer)
         state = self._state()
-        start = self.checkpointer.restore(state, without={_STRATEGY} - state.keys()) or 0
+        start = self.checkpointer.restore(state) or 0
         if start > self._steps:
             # Of a longer run: to save here would put its weights under another step.
             return Fitted(start, math.nan)
         said = _Said(start, time.perf_counter())
         metrics().steps = self._steps
         self.model.train()
-        for step, micro_batches in self._batches.of_steps(start, self._steps):
-            done = step + 1
-            loss = self._step(step, micro_batches)
-            if done == start + 1 or done % self._log_every == 0 or done == self._steps:
-                said = self._log(done, summed(loss), said)
-            metrics().progress(done)
-            self.checkpointer.step(done, state, {"loss": said.loss})
+        outer.begin(start)
+        while outer.step < self._steps:
+            for place, micro_batches in self._batches.of(outer.places(self._steps)):
+                before = outer.step
+                loss = self._step(place, micro_batches)
+                at_boundary = outer.after_step(sum(weight for _, _, weight in micro_batches))
+                done = outer.step
+                self._advance(done - before)
+                # At a boundary all ranks log, or none: from the one before on they have counted alike.
+                if self._is_logged(start, outer.since if at_boundary else before, done):
+                    said = self._log(done, summed(loss), said, at_boundary)
+                metrics().progress(done)
+                if at_boundary:
+                    self.checkpointer.step(done, state, {"loss": said.loss})
+                    if not outer.lock_step:
+                        break  # what comes next depends on what all have done
         self.checkpointer.save(self._steps, state, {"loss": said.loss})
         self.checkpointer.wait()
         return Fitted(self._steps, said.loss)
@@ -158,7 +171,7 @@ class Trainer:
         if self._world.size > 1:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)
-        count = _length(dataset)
+        count = length_of(dataset)
         if count == 0:
             raise BadInput("the data set is empty", "evaluate on one with samples")
         begin, end = slice_of(count, self._world.rank, self._world.size)
@@ -180,30 +193,44 @@ class Trainer:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def _step(self, step: int, micro_batches: list[tuple[Tensor, Tensor, float]]) -> Parts:
+    def _step(self, place: Place, micro_batches: list[MicroBatch]) -> Parts:
         """One optimizer step; returns this rank's parts of the loss."""
-        self._seed_step(step)
+        self._seed_step(place)
         self._optimizer.zero_grad()
+        if not self._plan.outer.lock_step:
+            micro_batches = normalized(micro_batches)
         loss = self._gradients.accumulate(micro_batches)
         if self._scales:
             self._scaler.step(self._optimizer)
             self._scaler.update()
         else:
             self._optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
         return loss
 
-    def _seed_step(self, step: int) -> None:
+    def _advance(self, steps: int) -> None:
+        """Have the scheduler make ``steps`` steps: as many as the schedule of all ranks has."""
+        if self._scheduler is not None:
+            for _ in range(steps):
+                self._scheduler.step()
+
+    def _seed_step(self, place: Place) -> None:
         """Dropout and the like depend on (seed, step, rank), not on what was drawn before."""
-        seed = mixed(self._seed, step, self._world.rank)
+        seed = mixed(self._seed, *place)
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _log(self, done: int, loss: Tensor, said: _Said) -> _Said:
-        if self._world.size > 1:
+    def _is_logged(self, start: int, before: int, done: int) -> bool:
+        """Whether one of the steps after ``before`` up to ``done`` is to be logged."""
+        is_due = done // self._log_every > before // self._log_every
+        return done > before and (is_due or before == start or done == self._steps)
+
+    def _log(self, done: int, loss: Tensor, said: _Said, at_boundary: bool) -> _Said:
+        """``loss`` is this rank's part of the mean; its own, if it trains alone."""
+        if self._world.size > 1 and at_boundary:
             dist.all_reduce(loss)
+            if not self._plan.outer.lock_step:
+                loss /= self._world.size
         now = time.perf_counter()
         mean = float(loss)
         rate = (done - said.step) / (now - said.at)
@@ -223,8 +250,8 @@ class Trainer:
             return  # nothing is exchanged
         kept = [buffer.clone() for buffer in self.model.buffers()]
         self.model.train()
-        with self._exchange.rehearsing():
-            self._gradients.accumulate(self._batches.of_step(0))
+        with self._plan.exchange.rehearsing():
+            self._gradients.accumulate(self._batches.at((0, self._world.rank)))
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.grad is None:
                 raise BadInput(f"parameter {name!r} gets no gradient from the loss", "freeze it: requires_grad_(False)")
@@ -234,13 +261,13 @@ class Trainer:
                 buffer.copy_(value)
 
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"model": self.model, "optimizer": self._optimizer}
+        state: dict[str, Any] = {"model": self.model, "optimizer": self._plan.outer.kept(self._optimizer)}
         if self._scheduler is not None:
             state["scheduler"] = self._scheduler
         if self._scales:
             state["scaler"] = self._scaler
-        if isinstance(self._exchange, Stateful):
-            state[_STRATEGY] = self._exchange
+        if (strategy := self._plan.stateful) is not None:
+            state["strategy"] = strategy
         return state
 
 
@@ -271,12 +298,3 @@ def _join_process_group(alone: bool) -> torch.device:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         gloo_exit.install()
     return device
-
-
-def _length(dataset: Dataset[Any]) -> int:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise BadInput(
-            f"a {type(dataset).__name__} cannot be indexed, so steps cannot be reproduced",
-            "use a map-style data set, with __len__ and __getitem__",
-        )
-    return len(dataset)

@@ -1,4 +1,4 @@
-"""What ``--strategy`` names: how ``gpuctl.Trainer`` exchanges gradients, such as ``topk:ratio=0.01,chunk=512``.
+"""What ``--strategy`` names: what ``gpuctl.Trainer`` exchanges, such as ``topk:ratio=0.01`` or ``diloco:every=500``.
 
 Here is how such a text is read, and what values an option may have. The classes of ``trainers.strategies`` call the
 same checks, so that a wrong ratio is refused in the same words on the command line and in a script. Without torch or
@@ -10,14 +10,15 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
+from typing import Any
 
 from gpuctl.cluster.errors import BadInput
 
-Value = int | float | None
+Value = int | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,28 @@ def bucket_size(value: object, name: str = "bucket_mb") -> float:
     return _real(value, name, "a number above 0 and at most 1000000", lambda number: 0 < number <= 1e6)
 
 
+def one_of(value: object, name: str, words: Sequence[str]) -> Any:
+    """Raises ``BadInput`` unless ``value`` is one of ``words``."""
+    if value not in words:
+        raise BadInput(f"{name} must be {', '.join(words[:-1])} or {words[-1]}, not {value!r}")
+    return value
+
+
+CODECS = ("fp32", "bf16", "fp16", "int8")
+"""In what width the weights' differences travel."""
+BALANCES = ("equal", "speed")
+"""How many steps each worker makes: as many as the others, or as many as it can in the same time."""
+KEPT = ("first", "each")
+"""Whose inner optimizers a checkpoint keeps."""
+
 _steps = partial(whole, least=0)
+_LOCAL_STEPS: Mapping[str, Callable[[object, str], Value]] = {
+    "every": whole,
+    "warmup_steps": _steps,
+    "codec": partial(one_of, words=CODECS),
+    "balance": partial(one_of, words=BALANCES),
+    "inner": partial(one_of, words=KEPT),
+}
 
 OPTIONS: Mapping[str, Mapping[str, Callable[[object, str], Value]]] = {
     "exact": {"bucket_mb": bucket_size},
@@ -123,10 +145,12 @@ OPTIONS: Mapping[str, Mapping[str, Callable[[object, str], Value]]] = {
         "bucket_mb": bucket_size,
     },
     "powersgd": {"rank": whole, "bucket_mb": bucket_size},
+    "localsgd": _LOCAL_STEPS,
+    "diloco": {**_LOCAL_STEPS, "rate": positive, "momentum": fraction},
 }
 """Every strategy, with the check of each of its options."""
 
-REQUIRED: Mapping[str, tuple[str, ...]] = {"topk": ("ratio",)}
+REQUIRED: Mapping[str, tuple[str, ...]] = {"topk": ("ratio",), "localsgd": ("every",)}
 """Options without a default."""
 
 _EXAMPLES = {
@@ -137,6 +161,11 @@ _EXAMPLES = {
     "momentum": "0.9",
     "clip": "1",
     "rank": "4",
+    "every": "500",
+    "codec": "int8",
+    "balance": "speed",
+    "inner": "each",
+    "rate": "0.7",
 }
 
 
@@ -159,8 +188,8 @@ def _read(text: str) -> int | float | str | None:
 
 
 def _written(value: Value) -> str:
-    if value is None:
-        return "none"
+    if value is None or isinstance(value, str):
+        return value or "none"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 

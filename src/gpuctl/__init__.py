@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
     from gpuctl.trainers.checkpoint.dcp.reader import BucketReader
     from gpuctl.trainers.checkpoint.dcp.writer import BucketWriter
+    from gpuctl.trainers.checkpoint.state.private import First, Private
     from gpuctl.trainers.compression.cast import Cast
     from gpuctl.trainers.compression.int8 import Int8
     from gpuctl.trainers.compression.topk import TopK
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gpuctl.trainers.strategies.gradient.dgc import DGC
     from gpuctl.trainers.strategies.gradient.powersgd import PowerSGD
     from gpuctl.trainers.strategies.gradient.synchronous import Synchronous
+    from gpuctl.trainers.strategies.outer.diloco import DiLoCo
+    from gpuctl.trainers.strategies.outer.local_sgd import LocalSGD
     from gpuctl.trainers.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -32,8 +35,12 @@ __all__ = [
     "Cast",
     "Checkpointer",
     "Compressed",
+    "DiLoCo",
+    "First",
     "Int8",
+    "LocalSGD",
     "PowerSGD",
+    "Private",
     "Retention",
     "Synchronous",
     "TopK",
@@ -49,9 +56,13 @@ _HOMES = {
     "Cast": "gpuctl.trainers.compression.cast",
     "Checkpointer": "gpuctl.trainers.checkpoint.checkpointer",
     "Compressed": "gpuctl.trainers.strategies.gradient.compressed",
+    "DiLoCo": "gpuctl.trainers.strategies.outer.diloco",
     "DGC": "gpuctl.trainers.strategies.gradient.dgc",
+    "First": "gpuctl.trainers.checkpoint.state.private",
     "Int8": "gpuctl.trainers.compression.int8",
+    "LocalSGD": "gpuctl.trainers.strategies.outer.local_sgd",
     "PowerSGD": "gpuctl.trainers.strategies.gradient.powersgd",
+    "Private": "gpuctl.trainers.checkpoint.state.private",
     "Retention": "gpuctl.cluster.checkpoints.retention",
     "Synchronous": "gpuctl.trainers.strategies.gradient.synchronous",
     "TopK": "gpuctl.trainers.compression.topk",

@@ -127,6 +127,7 @@ def _rank(env: dict[str, str], body: Body, arguments: tuple[Any, ...], pipe: Con
     torch.set_num_threads(1)
     if env["WORLD_SIZE"] != "1":
         dist.init_process_group("gloo")
+        dist.barrier()  # else one that raises at once ends while another one has yet to connect to it
     value, raised, left = None, None, None
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:

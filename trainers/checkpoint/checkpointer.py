@@ -22,7 +22,7 @@ import operator
 import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -117,15 +117,15 @@ class Checkpointer:
         """Saves that were due while another one was on its way."""
         return 0 if self._saves is None else self._saves.skipped
 
-    def restore(self, state: State, *, without: Collection[str] = ()) -> int | None:
+    def restore(self, state: State) -> int | None:
         """Load the newest checkpoint that is whole into ``state`` (objects in place, plain values by assignment) and
         return its step; ``None`` if there is none.
 
         A damaged checkpoint is passed over for the one before, with a line on stderr. What a checkpoint has beyond
-        ``state`` is left alone, but for the names in ``without``.
+        ``state`` is left alone, but a strategy where ``state`` has an optimizer: the run that goes on is another one.
 
-        Raises ``BadInput`` for a checkpoint of another model, or with one of those names, before anything is loaded,
-        and ``Damaged`` if there are checkpoints but none is whole.
+        Raises ``BadInput`` for a checkpoint of another model or with another strategy before anything is loaded, and
+        ``Damaged`` if there are checkpoints but none is whole.
         """
         if self._store is None:
             return None
@@ -134,7 +134,7 @@ class Checkpointer:
         saves, entries = self._begin(self._store)
         for entry in reversed(entries):
             try:
-                manifest = self._load(self._store, entry, state, without)
+                manifest = self._load(self._store, entry, state)
             except Damaged as damaged:
                 if World.now().rank == 0:
                     say(f"checkpoint of step {entry.step} is damaged: {damaged}")
@@ -145,6 +145,7 @@ class Checkpointer:
             raise Damaged(
                 f"none of the {len(entries)} checkpoints is intact", "delete them (gpuctl ckpt rm) to start over"
             )
+        self._schedule.begin(0)
         return None
 
     def step(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
@@ -251,9 +252,9 @@ class Checkpointer:
             self._saves = RoundSaves(thread, self._ranks, self._buffers, self._schedule, self._when_busy)
         return self._saves, entries
 
-    def _load(self, store: PartStore, entry: CheckpointEntry, state: State, without: Collection[str]) -> Manifest:
+    def _load(self, store: PartStore, entry: CheckpointEntry, state: State) -> Manifest:
         parts = Parts([*(self._replicas.sources(entry) if self._replicas else []), BucketSource(store)])
-        manifest = restore(store, entry, state, parts, self._ranks, self._limits, without)
+        manifest = restore(store, entry, state, parts, self._ranks, self._limits)
         if self._replicas is not None:
             say(f"step {entry.step} is restored: {parts.describe()}")
         return manifest

@@ -51,6 +51,7 @@ class RoundSaves:
     def restored(self, entry: CheckpointEntry, manifest: Manifest) -> None:
         """Note that the state is that of ``entry``: the next save need not repeat what it holds."""
         self._thread.based_on(entry, manifest)
+        self._schedule.begin(entry.step)
         self._kept_step = entry.step
 
     def save(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import tee
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from gpuctl.trainers.data.sampling import Sampling, slice_of
+from gpuctl.cluster.errors import BadInput
+from gpuctl.trainers.data.sampling import Place, Sampling, slice_of
 from gpuctl.trainers.world import World
 
 MicroBatch = tuple[Tensor, Tensor, float]
@@ -27,26 +28,30 @@ class Batches:
         self._dataset = dataset
         self._sampling = sampling
         self._world = world
-        self._workers = workers
-        begin, end = slice_of(sampling.global_batch, world.rank, world.size)
-        self._share = end - begin
-        self._micro = min(micro_batch or self._share, self._share) or 1
+        self._micro_batch = micro_batch
+        self._ahead: Iterable[list[int]] = ()
+        is_loaded = workers > 0 and not isinstance(dataset, TensorDataset)
+        self._loader = (
+            DataLoader(dataset, batch_sampler=_Ahead(self), num_workers=workers, persistent_workers=True)
+            if is_loaded
+            else None
+        )
 
-    def of_steps(self, start: int, stop: int) -> Iterator[tuple[int, list[MicroBatch]]]:
-        """(step, its micro-batches) for steps ``start`` to ``stop`` - 1."""
-        if self._workers == 0 or isinstance(self._dataset, TensorDataset):
-            for step in range(start, stop):
-                yield step, self.of_step(step)
+    def of(self, places: Iterable[Place]) -> Iterator[tuple[Place, list[MicroBatch]]]:
+        """Each of ``places`` and its micro-batches."""
+        if self._loader is None:
+            for place in places:
+                yield place, self.at(place)
             return
-        # The loader asks for the indices of coming steps while its workers fetch; tee keeps what lies between.
-        ours, ahead = tee(self._indices(step) for step in range(start, stop))
-        batches = (indices.tolist() for parts in ahead for indices in parts)
-        loader = iter(DataLoader(self._dataset, batch_sampler=batches, num_workers=self._workers))
-        for step, parts in enumerate(ours, start):
-            yield step, [self._weighed(next(loader), len(indices)) for indices in parts]
+        # The loader asks for the indices of coming places while its workers fetch; tee keeps what lies between.
+        ours, ahead = tee((place, self._indices(place)) for place in places)
+        self._ahead = (indices.tolist() for _, parts in ahead for indices in parts)
+        loader = iter(self._loader)
+        for place, parts in ours:
+            yield place, [self._weighed(next(loader), indices, place) for indices in parts]
 
-    def of_step(self, step: int) -> list[MicroBatch]:
-        return [self._weighed(self.fetch(self._dataset, part), len(part)) for part in self._indices(step)]
+    def at(self, place: Place) -> list[MicroBatch]:
+        return [self._weighed(self.fetch(self._dataset, part), part, place) for part in self._indices(place)]
 
     def fetch(self, dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(dataset, TensorDataset):
@@ -55,13 +60,36 @@ class Batches:
         inputs, targets = default_collate([dataset[int(index)] for index in indices])
         return inputs, targets
 
-    def _indices(self, step: int) -> tuple[Tensor, ...]:
-        mine = self._sampling.slice(step, self._world.rank, self._world.size)
-        if self._share == 0:
+    def _indices(self, place: Place) -> tuple[Tensor, ...]:
+        step, slot = place
+        mine = self._sampling.slice(step, slot, self._world.size)
+        if len(mine) == 0:
             # More ranks than samples: this one takes part in the exchange with a sample that counts for nothing.
             return (self._sampling.batch(step)[:1],)
-        return torch.split(mine, self._micro) if self._micro < self._share else (mine,)
+        micro = self._micro_batch or len(mine)
+        return torch.split(mine, micro) if micro < len(mine) else (mine,)
 
-    def _weighed(self, batch: Any, count: int) -> MicroBatch:
+    def _weighed(self, batch: Any, indices: Tensor, place: Place) -> MicroBatch:
         inputs, targets = batch
-        return inputs, targets, (count if self._share else 0) / self._sampling.global_batch
+        begin, end = slice_of(self._sampling.global_batch, place[1], self._world.size)
+        return inputs, targets, (len(indices) if begin < end else 0) / self._sampling.global_batch
+
+
+class _Ahead:
+    """The indices that the loader's workers fetch next: others each time that the loader begins anew."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._batches._ahead)
+
+
+def length_of(dataset: Dataset[Any]) -> int:
+    """Raises ``BadInput`` for a data set that has no length or no order."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise BadInput(
+            f"a {type(dataset).__name__} cannot be indexed, so steps cannot be reproduced",
+            "use a map-style data set, with __len__ and __getitem__",
+        )
+    return len(dataset)

@@ -12,6 +12,9 @@ import torch
 
 from gpuctl.cluster.errors import BadInput
 
+Place = tuple[int, int]
+"""A step, and which rank's slice of its batch."""
+
 
 class Sampling:
     """The order of ``samples`` samples in global batches of ``global_batch``."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-MicroBatch = tuple[Tensor, Tensor, float]
-"""Inputs, targets, and the part of the global batch that they are."""
+from gpuctl.trainers.data.batches import MicroBatch
 
 Parts = list[tuple[Tensor, float]]
 """Of a rank's loss in one step: the mean over each micro-batch, and the part of the global batch that this is. Summed
@@ -56,6 +55,12 @@ class Gradients:
 
     def _apart(self) -> contextlib.AbstractContextManager[Any]:
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else _AS_IT_IS
+
+
+def normalized(micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+    """As parts of what they are together, for a rank whose gradients are its own."""
+    total = sum(weight for _, _, weight in micro_batches)
+    return [(inputs, targets, weight / total) for inputs, targets, weight in micro_batches]
 
 
 def summed(parts: Parts) -> Tensor:

@@ -1,13 +1,19 @@
-"""What a method is to ``Trainer`` and to a loop of one's own."""
+"""What a method is to ``Trainer`` and to a loop of one's own.
+
+``GradientExchange`` acts in each step, ``OuterLoop`` between steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from gpuctl.trainers.data.sampling import Place
 
 
 @runtime_checkable
@@ -41,6 +47,9 @@ class Stateful(Protocol):
     What it remembers is the same for every world: a checkpoint of four ranks is loaded by three, or by one.
     """
 
+    is_strategy: Literal[True]
+    """A checkpoint that has it is not trained on without it (see ``checkpoint.state.private``)."""
+
     def state_dict(self) -> dict[str, Any]:
         """The same on all ranks, all of which make the call."""
         ...
@@ -50,5 +59,55 @@ class Stateful(Protocol):
         ...
 
 
-Strategy = GradientExchange | Sequence[GradientExchange]
+@runtime_checkable
+class OuterLoop(Protocol):
+    """Workers that train apart, each on its part of the data, and now and then make one of what they have learned.
+
+    A *step* is one of the schedule, in which all workers together take one global batch. At a *boundary* all of them
+    hold the same weights, so that a checkpoint can be taken: there, and nowhere else.
+    """
+
+    lock_step: bool
+    """Whether every step is a boundary, since gradients are exchanged in each."""
+
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None) -> Self:
+        """Take ``model`` as all workers have it now; once, on every worker.
+
+        Raises ``BadInput`` for a model that the method cannot work with, or that is not the same on all workers.
+        """
+        ...
+
+    def begin(self, step: int) -> Self:
+        """``step`` steps are done."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Steps that are done; at a boundary the same on all workers."""
+        ...
+
+    @property
+    def since(self) -> int:
+        """Steps that were done at the boundary before this moment."""
+        ...
+
+    def places(self, stop: int) -> Iterable[Place]:
+        """Where in the data this worker's next steps are, up to the next boundary and no further than step ``stop``."""
+        ...
+
+    def after_step(self, samples: float = 1.0) -> bool:
+        """Call it after each step of the optimizer, which was on ``samples`` samples, in any unit. ``True`` at a
+        boundary, which all workers come to; until then it does not wait for anybody."""
+        ...
+
+    def finish(self) -> bool:
+        """Make a boundary of this moment, where all workers are at their end. ``False`` if it is one."""
+        ...
+
+    def kept(self, optimizer: Optimizer) -> Any:
+        """``optimizer``, as the state of a checkpoint has it."""
+        ...
+
+
+Strategy = GradientExchange | OuterLoop | Sequence[GradientExchange | OuterLoop]
 """What ``Trainer(strategy=…)`` takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpuctl.cluster.jobs.strategy import StrategyChoice
@@ -13,10 +14,12 @@ from gpuctl.trainers.strategies.gradient.compressed import Compressed
 from gpuctl.trainers.strategies.gradient.dgc import DGC
 from gpuctl.trainers.strategies.gradient.powersgd import PowerSGD
 from gpuctl.trainers.strategies.gradient.synchronous import Synchronous
-from gpuctl.trainers.strategies.interface import GradientExchange
+from gpuctl.trainers.strategies.interface import GradientExchange, OuterLoop
+from gpuctl.trainers.strategies.outer.diloco import DiLoCo
+from gpuctl.trainers.strategies.outer.local_sgd import LocalSGD
 
 
-def named(choice: StrategyChoice) -> GradientExchange:
+def named(choice: StrategyChoice) -> GradientExchange | OuterLoop:
     """The strategy of that name and with those options. Raises ``BadInput`` for an option out of its bounds."""
     return _STRATEGIES[choice.name](**choice.options)
 
@@ -29,7 +32,18 @@ def _int8(chunk: int = 256, **others: Any) -> Compressed:
     return Compressed(Int8(chunk), **others)
 
 
-_STRATEGIES: dict[str, Callable[..., GradientExchange]] = {
+def _local_steps(made: Callable[..., OuterLoop], codec: str = "fp32", **others: Any) -> OuterLoop:
+    return made(codec=_CODECS[codec](), **others)
+
+
+_CODECS: dict[str, Callable[[], Int8 | Cast | None]] = {
+    "fp32": lambda: None,
+    "bf16": lambda: Cast("bf16"),
+    "fp16": lambda: Cast("fp16"),
+    "int8": Int8,
+}
+
+_STRATEGIES: dict[str, Callable[..., GradientExchange | OuterLoop]] = {
     "exact": Synchronous,
     "bf16": lambda **others: Compressed(Cast("bf16"), **others),
     "fp16": lambda **others: Compressed(Cast("fp16"), **others),
@@ -37,4 +51,6 @@ _STRATEGIES: dict[str, Callable[..., GradientExchange]] = {
     "topk": _top_k,
     "dgc": DGC,
     "powersgd": PowerSGD,
+    "localsgd": partial(_local_steps, LocalSGD),
+    "diloco": partial(_local_steps, DiLoCo),
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from gpuctl import Trainer
+from gpuctl import Checkpointer, Trainer
 from tests.trainers.rank_scripts.fitting import network, samples
 
 
@@ -36,6 +38,37 @@ def left_over(strategy: Any, options: dict[str, Any]) -> list[float]:
     """How large what this rank has not sent is in the end, of each matrix."""
     _trainer(network(), nn.functional.cross_entropy, strategy, options).fit()
     return [float(strategy.residual[name].norm()) for name in sorted(strategy.residual)]
+
+
+def logged(strategy: Any, options: dict[str, Any]) -> list[tuple[int, float]]:
+    """Steps and losses that this rank has logged."""
+    found: list[tuple[int, float]] = []
+    with mock.patch("gpuctl.trainers.trainer.log_metrics", lambda step, **told: found.append((step, told["loss"]))):
+        _trainer(network(), nn.functional.cross_entropy, strategy, options).fit()
+    return found
+
+
+def scheduled(strategy: Any, steps: int) -> tuple[int, list[float]]:
+    """The steps that were made, and the rate at each boundary. The second rank seems twice as fast."""
+    model, at, rates = network(), 0.0, []
+    optimizer = SGD(model.parameters(), 0.5)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    strategy._clock = lambda: at
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        nonlocal at
+        at += 0.1 if dist.get_rank() else 0.2
+        return nn.functional.cross_entropy(output, target)
+
+    class Watched(Checkpointer):
+        def step(self, step: int, state: Any, metrics: Any = None) -> None:
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    trainer = Trainer(
+        model, loss, optimizer, samples(), global_batch=12, steps=steps, scheduler=schedule, strategy=strategy
+    )
+    trainer.checkpointer = Watched()
+    return trainer.fit().steps, rates
 
 
 def with_an_unused_parameter(strategy: Any) -> None:

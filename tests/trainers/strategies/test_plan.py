@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuctl import DGC, Compressed, PowerSGD, Synchronous, TopK
+from gpuctl import DGC, Compressed, DiLoCo, LocalSGD, PowerSGD, Synchronous, TopK
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs.strategy import parse
 from gpuctl.trainers.strategies.plan import Plan
@@ -22,6 +22,16 @@ def test_the_scripts_own_is_taken(strategy: Any) -> None:
     assert Plan.of(strategy, None).is_exact == isinstance(strategy, Synchronous)
 
 
+def test_an_outer_loop_takes_the_place_of_an_exchange_in_each_step() -> None:
+    diloco = DiLoCo()
+    plan = Plan.of(diloco, None)
+    assert plan.outer is diloco is plan.stateful and plan.is_exact and not plan.outer.lock_step
+    assert Plan.of(None, None).outer.lock_step and Plan.of(None, None).stateful is None
+    top_k = Compressed(TopK(0.1))
+    assert Plan.of(top_k, None).stateful is top_k
+    assert repr(Plan.of(None, parse("diloco:every=50")).outer) == "DiLoCo(every=50)"
+
+
 def test_the_one_on_the_command_line_is_made() -> None:
     assert repr(Plan.of(None, parse("topk:ratio=0.02")).exchange) == "Compressed(TopK(0.02))"
 
@@ -34,6 +44,13 @@ def test_the_one_on_the_command_line_is_made() -> None:
         ("topk", None, "'topk' is not a strategy"),
         (TopK(0.01), None, "TopK(0.01) is not a strategy"),
         (PowerSGD, None, "is not a strategy"),
+        ((DiLoCo(), LocalSGD(4)), None, "DiLoCo(every=500) and LocalSGD(every=4) both average weights"),
+        (
+            (PowerSGD(4), DiLoCo()),
+            None,
+            "DiLoCo(every=500) exchanges weights now and then, and PowerSGD(4) gradients in each step",
+        ),
+        (DiLoCo(), "diloco:every=50", "named twice: --strategy diloco:every=50, and DiLoCo(every=500) in the script"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_built(strategy: Any, chosen: str | None, message: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from gpuctl.cluster.checkpoints.manifest import Manifest, read_manifest
 from gpuctl.cluster.records.checkpoints import CheckpointEntry
 from gpuctl.cluster.storage.interface import PartStore
@@ -13,6 +11,7 @@ from gpuctl.trainers.checkpoint.load.sources import Parts
 from gpuctl.trainers.checkpoint.ranks import Ranks
 from gpuctl.trainers.checkpoint.save.uploader import TransferLimits
 from gpuctl.trainers.checkpoint.state.load_targets import LoadTargets
+from gpuctl.trainers.checkpoint.state.private import key_of
 from gpuctl.trainers.checkpoint.state.state_tensors import State
 from gpuctl.trainers.world import World
 
@@ -24,7 +23,6 @@ def restore(
     parts: Parts,
     ranks: Ranks,
     limits: TransferLimits,
-    without: Collection[str] = (),
 ) -> Manifest:
     """Load the checkpoint ``entry`` into ``state``; returns its manifest.
 
@@ -35,7 +33,6 @@ def restore(
         parts: where its parts are read from.
         ranks: all ranks make this call.
         limits: what reading may take of the machine.
-        without: names that the checkpoint must not have.
 
     Raises, on every rank, what it raised on any; ``Damaged`` gives way to any other error.
     """
@@ -44,8 +41,9 @@ def restore(
 
     def plan() -> None:
         manifest = read_manifest(store, entry)
-        values = read_values(manifest, [*(f"@plain.{name}" for name in state), f"@rng.{rank}"], parts)
-        targets = LoadTargets(state, manifest, entry.path, rank, values.get, without)
+        names = [f"@plain.{key_of(name, item, rank)}" for name, item in state.items()]
+        values = read_values(manifest, [*names, f"@rng.{rank}"], parts)
+        targets = LoadTargets(state, manifest, entry.path, rank, values.get)
         loading.append((manifest, targets))
 
     ranks.together(plan)

@@ -92,6 +92,7 @@ class SaveSchedule:
         self._every = every
         self._losses = losses
         self._now = now
+        self._asked: int | None = None
         self._since: tuple[int, float] | None = None
         self._next: int | None = None
         self._blocked_s: float | None = None
@@ -107,10 +108,17 @@ class SaveSchedule:
     def is_auto(self) -> bool:
         return self._every == "auto"
 
+    def begin(self, step: int) -> None:
+        """``step`` steps are done as the training begins."""
+        self._asked = step
+
     def is_due(self, step: int) -> bool:
-        """Call it once for each step, with the number of steps done."""
+        """Call it with the number of steps done: after each step, or after those where a save is possible."""
+        if self._every is None:
+            return False
         if self._every != "auto":
-            return self._every is not None and step % self._every == 0
+            before, self._asked = step - 1 if self._asked is None else self._asked, step
+            return step // self._every > before // self._every
         if self._since is None:
             self._since = (step, self._now())
             self._next = step + _FIRST_STEPS

@@ -28,9 +28,11 @@ from gpuctl.trainers.checkpoint.state.optimizers import (
     untouched,
     why_no_state,
 )
+from gpuctl.trainers.checkpoint.state.private import bare, check_replicas, key_of, shown
 from gpuctl.trainers.checkpoint.state.rng import set_rng_state
 from gpuctl.trainers.checkpoint.state.state_tensors import (
     _HINT,
+    STRATEGY,
     State,
     _bare,
     _is_stateful,
@@ -45,7 +47,7 @@ from gpuctl.trainers.gpus import gpus_of
 
 class LoadTargets:
     """The places in ``state`` where a checkpoint's tensors go, in place where they can. Names that the checkpoint has
-    beyond those are left alone, but for those in ``without``.
+    beyond those are left alone, but where an optimizer would go on without the strategy that it went with.
 
     ``value`` reads a JSON document of the checkpoint, ``None`` if it has none of that name. Raises ``BadInput`` naming
     the first tensor that differs before anything is read into ``state``.
@@ -58,23 +60,21 @@ class LoadTargets:
         at: str,
         rank: int,
         value: Callable[[str], bytes | None],
-        without: Iterable[str] = (),
     ) -> None:
         self._state = state
         self._manifest = manifest
         self._at = f"checkpoint {at}"
         self._treespecs: dict[str, Any] = {}
         self.tensors: dict[str, torch.Tensor] = {}
-        missing = [name for name in state if f"@plain.{name}" not in manifest.values]
-        if missing:
-            there = (name.removeprefix("@plain.") for name in manifest.values if name.startswith("@plain."))
-            raise BadInput(f"{self._at} has no {missing[0]!r}, only {', '.join(map(repr, there))}", _HINT)
-        for name in without:
-            if f"@plain.{name}" in manifest.values:
-                raise BadInput(f"{self._at} has a {name!r}, which this run has not", _HINT)
-        for name, item in state.items():
-            self._treespecs[name] = self._parsed(f"@plain.{name}", value(f"@plain.{name}"))
-            self.tensors |= self._targets(name, item)
+        self._check_names()
+        self._items = {
+            key: (name, bare(item))
+            for name, item in state.items()
+            if f"@plain.{(key := key_of(name, item, rank))}" in manifest.values
+        }
+        for key, (_, item) in self._items.items():
+            self._treespecs[key] = self._parsed(f"@plain.{key}", value(f"@plain.{key}"))
+            self.tensors |= self._targets(key, item)
         self._rng = self._parsed(f"@rng.{rank}", value(f"@rng.{rank}"))
 
     def items(self) -> list[ReadItem]:
@@ -90,12 +90,27 @@ class LoadTargets:
         return view
 
     def finish(self) -> None:
-        """Hand the loaded values to their owners. A rank that the checkpoint's world did not have keeps its own random
-        number generators."""
-        for name, item in list(self._state.items()):
-            _set(name, item, unflatten_state(self._treespecs[name], self.tensors), self._state)
+        """Hand the loaded values to their owners, models first: a strategy may look at them. A rank that the
+        checkpoint's world did not have keeps its own random number generators."""
+        for key, (name, item) in sorted(
+            self._items.items(), key=lambda one: not isinstance(one[1][1], torch.nn.Module)
+        ):
+            _set(name, item, unflatten_state(self._treespecs[key], self.tensors), self._state)
         if self._rng is not None:
             set_rng_state(unflatten_state(self._rng, {}), gpus_of(self.tensors.values()))
+
+    def _check_names(self) -> None:
+        """Raises ``BadInput`` unless the checkpoint has all of the state, and the state all that must not be left."""
+        check_replicas(self._state)
+        keys = (name.removeprefix("@plain.") for name in self._manifest.values if name.startswith("@plain."))
+        there = list(dict.fromkeys(map(shown, keys)))
+        for name, item in self._state.items():
+            if (wanted := shown(key_of(name, item, 0))) not in there:
+                raise BadInput(f"{self._at} has no {wanted}, only {', '.join(there)}", _HINT)
+        if any(isinstance(bare(item), torch.optim.Optimizer) for item in self._state.values()):
+            for found in self._manifest.values:
+                if found.startswith(STRATEGY) and (name := found.removeprefix(STRATEGY)) not in self._state:
+                    raise BadInput(f"{self._at} has a {name!r}, which this run has not", _HINT)
 
     def _targets(self, name: str, item: object) -> dict[str, torch.Tensor]:
         """The tensors to load ``item`` into."""

@@ -31,6 +31,7 @@ from gpuctl.trainers.checkpoint.state.optimizers import (
     untouched,
     wants_closure,
 )
+from gpuctl.trainers.checkpoint.state.private import bare, check_replicas, key_of
 from gpuctl.trainers.checkpoint.state.rng import rng_state
 from gpuctl.trainers.checkpoint.state.treespec import flatten_state
 from gpuctl.trainers.gpus import gpus_of
@@ -38,6 +39,8 @@ from gpuctl.trainers.gpus import gpus_of
 State = MutableMapping[str, Any]
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 """What torch's wrappers (the compiler's, activation checkpointing's) call the module that they wrap."""
+STRATEGY = "@strategy."
+"""Before the name of an item without which the rest of a checkpoint must not be trained on."""
 _HINT = "use another checkpoint folder, or the model and the strategy that this one was made with"
 
 
@@ -48,8 +51,8 @@ class StateTensors:
     tensors: dict[str, torch.Tensor]
     """By dotted name. A ``DTensor`` is this rank's shard of one."""
     alike: set[str]
-    """Those that all ranks hold alike: parameters and optimizer states. All other tensors that are no shards are rank
-    0's to write, whose buffers are the ones that DDP goes by."""
+    """Those that all ranks hold alike: parameters, optimizers and strategies. All other tensors that are no shards are
+    rank 0's to write, whose buffers are the ones that DDP goes by."""
     frozen: set[str]
     """Parameters that are not trained."""
     values: dict[str, bytes]
@@ -60,26 +63,38 @@ def contents_of(state: State, rank: int) -> StateTensors:
     """Raises ``BadInput`` naming what cannot be kept."""
     contents = StateTensors({}, set(), set(), {})
     owners: dict[str, str] = {}
-    for name, item in state.items():
+    check_replicas(state)
+    for name, kept in state.items():
+        item, key = bare(kept), key_of(name, kept, rank)
         if isinstance(item, torch.optim.Optimizer) and is_sharded(item) and wants_closure(item):
             raise _no_shards_into(name, f"{type(item).__name__}.step needs a closure")
         tensors: dict[str, torch.Tensor] = {}
-        contents.values[f"@plain.{name}"] = _json(flatten_state(_value_of(item, state), name, tensors))
+        contents.values[f"@plain.{key}"] = _json(flatten_state(_value_of(item, state), key, tensors))
+        if is_strategy(item):
+            contents.values[STRATEGY + name] = b"true"
         for found in tensors:
             if (other := owners.setdefault(found, name)) != name:
                 raise BadInput(
                     f"{other!r} and {name!r} of the state both have a tensor {found!r}", "rename one of them"
                 )
         contents.tensors.update(tensors)
-        if isinstance(item, torch.nn.Module):
+        if kept is not item:
+            pass  # of one worker
+        elif isinstance(item, torch.nn.Module):
             parameters = {_identity(p): p.requires_grad for p in item.parameters()}
             contents.alike.update(found for found, t in tensors.items() if _identity(t) in parameters)
             contents.frozen.update(found for found, t in tensors.items() if not parameters.get(_identity(t), True))
-        elif _is_by_parameter(item, state):
+        elif _is_by_parameter(item, state) or is_strategy(item):
             contents.alike.update(tensors)
     generators = rng_state(gpus_of(contents.tensors.values()))
     contents.values[f"@rng.{rank}"] = _json(flatten_state(generators, "rng", {}))
     return contents
+
+
+def is_strategy(item: object) -> bool:
+    """Whether ``item`` is a way of training together (see ``strategies.interface``): what it remembers is the same on
+    all ranks, and belongs to the weights beside it."""
+    return getattr(item, "is_strategy", False) is True
 
 
 def _json(value: Any) -> bytes:

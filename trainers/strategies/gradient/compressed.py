@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -16,9 +16,10 @@ from gpuctl.trainers.compression.int8 import Int8
 from gpuctl.trainers.compression.reducers import cast_mean, gathered_mean, two_hop_mean
 from gpuctl.trainers.compression.topk import TopK
 from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, exact, flat, write
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.sparsity import ratio_at
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
+from gpuctl.trainers.strategies.other_method import check_method
 
 
 class Compressed:
@@ -30,6 +31,8 @@ class Compressed:
 
     Raises ``BadInput`` for what is no codec, or a number that is out of its bounds.
     """
+
+    is_strategy: Literal[True] = True
 
     def __init__(self, codec: TopK | Int8 | Cast, *, warmup_steps: int = 0, bucket_mb: float = BUCKET_MB) -> None:
         if not isinstance(codec, TopK | Int8 | Cast):

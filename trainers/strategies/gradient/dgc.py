@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from gpuctl.cluster.jobs.strategy import ratio as checked_ratio
 from gpuctl.trainers.compression.reducers import exact_mean, gathered_mean
 from gpuctl.trainers.compression.topk import TopK
 from gpuctl.trainers.strategies.gradient.bucket_hook import Bucket, BucketHook, Gradient, are_finite, flat, write
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.sparsity import ratio_at
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
+from gpuctl.trainers.strategies.other_method import check_method
 
 
 class DGC:
@@ -38,6 +39,7 @@ class DGC:
     """
 
     keeps_gradients = True
+    is_strategy: Literal[True] = True
 
     def __init__(
         self,

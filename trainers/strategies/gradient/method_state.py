@@ -7,7 +7,6 @@ that N ranks had, what is to be sent on the mean is unchanged, for any N′.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -52,13 +51,3 @@ def loaded(vectors: Mapping[str, Tensor], hook: BucketHook) -> dict[str, Tensor]
             )
         there[name] = vector.to(parameter.device).clone()
     return there
-
-
-def check_method(state: Mapping[str, Any], method: str) -> None:
-    """Raises ``BadInput`` for the state of another one."""
-    theirs = state.get("method")
-    if theirs != method:
-        raise BadInput(
-            f"the checkpoint was made with the strategy {theirs}, and this run has {method}",
-            f"go on with {theirs}, or use another checkpoint folder",
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -25,8 +25,9 @@ from gpuctl.trainers.strategies.gradient.bucket_hook import (
     parameters_of,
     write,
 )
-from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, check_method, loaded, mean_over_ranks
+from gpuctl.trainers.strategies.gradient.method_state import attached, check_free, loaded, mean_over_ranks
 from gpuctl.trainers.strategies.gradient.synchronous import BUCKET_MB
+from gpuctl.trainers.strategies.other_method import check_method
 
 
 class PowerSGD:
@@ -48,6 +49,7 @@ class PowerSGD:
     """
 
     keeps_gradients = True
+    is_strategy: Literal[True] = True
 
     def __init__(self, rank: int = 4, *, bucket_mb: float = BUCKET_MB) -> None:
         self.rank = whole(rank, "rank", least=1)

@@ -1,0 +1,114 @@
+"""What of a state is another one on each worker, where workers train apart between outer steps (LocalSGD, DiLoCo).
+
+``Checkpointer`` takes parameters and optimizers for the same on all ranks, and has each rank write a part of them. Of
+replicas that differ that would make a patchwork, so here is how they are told apart, and what is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gpuctl.cluster.errors import BadInput
+
+_PRIVATE = "private."
+
+
+class First:
+    """An optimizer of which a checkpoint keeps the first worker's state, for all workers to go on from::
+
+        state = {"model": model, "optimizer": First(optimizer), "diloco": diloco}
+
+    It is the one of a worker, whole. Takes as much room as without workers that train apart, and fits any number of
+    them. Raises ``BadInput`` for what has no state.
+    """
+
+    def __init__(self, item: Any) -> None:
+        self.item = _with_state(self, item)
+
+    def __repr__(self) -> str:
+        return f"First({type(self.item).__name__})"
+
+
+class Private:
+    """An optimizer, or another object with a state, of which a checkpoint keeps that of each worker.
+
+    Each worker goes on from its own. One that the checkpoint's world did not have keeps what it has: its optimizer
+    begins anew. Raises ``BadInput`` for what has no state.
+    """
+
+    def __init__(self, item: Any) -> None:
+        self.item = _with_state(self, item)
+
+    def __repr__(self) -> str:
+        return f"Private({type(self.item).__name__})"
+
+
+def bare(item: Any) -> Any:
+    """What is kept, without ``First`` or ``Private`` around it."""
+    return item.item if isinstance(item, First | Private) else item
+
+
+def key_of(name: str, item: Any, rank: int) -> str:
+    """What ``item``, which is called ``name`` in the state of ``rank``, is called in a checkpoint."""
+    return f"{_PRIVATE}{rank}.{name}" if isinstance(item, Private) else name
+
+
+def shown(key: str) -> str:
+    """A key of ``key_of``, as messages have it."""
+    if key.startswith(_PRIVATE):
+        return f"Private {key.split('.', 2)[2]!r}"
+    return repr(key)
+
+
+_METHODS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def trains_apart(model: nn.Module, method: Any) -> None:
+    """Note that ``model`` is another one on each worker, but where ``method`` says so: its ``state_dict`` raises where
+    it is not the same. From now on a state that has ``model`` must have ``method``, too."""
+    _METHODS[model] = weakref.ref(method)
+
+
+def method_of(model: nn.Module) -> Any | None:
+    """The method that trains ``model``, or a part of it, apart."""
+    if _METHODS:
+        for module in model.modules():
+            if module in _METHODS:
+                return _METHODS[module]()
+    return None
+
+
+def check_replicas(state: Mapping[str, Any]) -> None:
+    """Raises ``BadInput`` for a state of which ranks would write parts that do not belong together."""
+    items = {name: bare(item) for name, item in state.items()}
+    for name, model in items.items():
+        method = method_of(model) if isinstance(model, nn.Module) else None
+        if method is None:
+            continue
+        if not any(item is method for item in items.values()):
+            raise BadInput(
+                f"{name!r} of the state is trained by {method!r}, which the state lacks",
+                "add it, since workers hold the same weights only where it says so",
+            )
+        parameters = {id(parameter) for parameter in model.parameters()}
+        for other, item in state.items():
+            if isinstance(item, Optimizer) and any(
+                id(parameter) in parameters for group in item.param_groups for parameter in group["params"]
+            ):
+                raise BadInput(
+                    f"{other!r} of the state is another one on each worker under {method!r}",
+                    f"keep First({other}), the first worker's, or Private({other}), that of each",
+                )
+
+
+def _with_state(keeper: object, item: Any) -> Any:
+    if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
+        return item
+    raise BadInput(
+        f"{type(keeper).__name__}({item!r}) has no state to keep", "give an object with state_dict and load_state_dict"
+    )
