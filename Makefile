@@ -67,7 +67,7 @@ bench-rendezvous: $(STAMP) ## The same for machines without a cluster (root, Lin
 	$(BIN)/python tests/bench/rendezvous/main.py
 
 bench-strategies: $(STAMP) ## What ways of exchanging gradients bring on slow links (root, Linux)
-	$(BIN)/python tests/bench/strategies/main.py
+	$(BIN)/python tests/bench/strategies/main.py $(if $(ROWS),--only $(ROWS))
 
 docs: $(DOCS_STAMP) ## The documentation as a site, in build/site; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

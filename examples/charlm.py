@@ -14,6 +14,7 @@ import argparse
 import os
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from gpuctl import Checkpointer, log_metrics
+from gpuctl import Checkpointer, DiLoCo, First, LocalSGD, log_metrics, strategy
 
 CONTEXT = 64
 BYTES = 256
@@ -58,13 +59,21 @@ def main() -> None:
     text = corpus()
     torch.manual_seed(0)
     model = CharLM().to(device)
-    learner = DistributedDataParallel(model) if dist.is_initialized() else model
+    way = strategy(options.strategy)
+    outer = way if isinstance(way, (LocalSGD, DiLoCo)) else None  # workers train apart, and need no DDP
+    learner = DistributedDataParallel(model) if dist.is_initialized() and outer is None else model
     optimizer = torch.optim.AdamW(model.parameters(), 4e-3)
     # A schedule that does not depend on --steps, so that a finished run can be given more of them.
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
 
     checkpointer = Checkpointer(options.checkpoints, every=options.checkpoint_every)
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    state: dict[str, Any] = {
+        "model": model,
+        "optimizer": First(optimizer) if outer else optimizer,
+        "scheduler": scheduler,
+    }
+    if way is not None:
+        state["strategy"] = way.attach(learner, optimizer)
     start = checkpointer.restore(state) or 0
     for step in range(start, options.steps):
         inputs, targets = batch(text, step, options.batch, rank, world)
@@ -76,7 +85,10 @@ def main() -> None:
         log_metrics(step + 1, loss=loss, lr=scheduler.get_last_lr()[0])
         if rank == 0 and (step + 1) % 50 == 0:
             print(f"step {step + 1} loss {loss.item():.3f}", flush=True)
-        checkpointer.step(step + 1, state)
+        if outer is None or outer.after_step():
+            checkpointer.step(step + 1, state)
+    if outer:
+        outer.finish()
     checkpointer.save(options.steps, state)
     checkpointer.wait()
     if rank == 0:
@@ -115,6 +127,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps")
     parser.add_argument("--batch", type=int, default=48, help="windows per step, over all ranks")
     parser.add_argument("--checkpoint-every", type=int, default=25, help="steps between two checkpoints")
+    parser.add_argument("--strategy", help="such as diloco:every=50 or topk:ratio=0.01; by default gpuctl's, or none")
     parser.add_argument("--checkpoints", help="where they go outside of a gpuctl job: a folder or a bucket URL")
     return parser.parse_args()
 

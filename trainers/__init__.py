@@ -1,7 +1,8 @@
 """What runs inside a worker process.
 
 - ``trainer``: a training loop that survives losing machines
-- ``strategies``: how it exchanges gradients
+- ``strategies``: ways of training together: how gradients are exchanged, or weights
+- ``exchange``: means of tensors between workers that train apart
 - ``compression``: what gradients are turned into before they travel
 - ``checkpoint``: saving and restoring a state
 - ``data``: batches and the order of samples

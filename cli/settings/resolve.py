@@ -236,6 +236,6 @@ KEYS = (
     Key("nproc", whole_number(1), "", "Worker processes per node of a job; unset: the node's slots."),
     Key("image", _image, "", "Container image for a job's workers; unset: the node itself."),
     Key("launcher", _launcher, "torchrun", "What starts a job's workers: torchrun, jax, tensorflow, horovod or exec."),
-    Key("strategy", _strategy, "", "How gpuctl.Trainer exchanges gradients; unset: as the script says."),
+    Key("strategy", _strategy, "", "What ranks exchange under gpuctl.Trainer; unset: as the script says."),
     Key("env", _text, "", "Variables for the workers."),
 )

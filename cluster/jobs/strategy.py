@@ -63,7 +63,7 @@ def parse(text: str) -> StrategyChoice:
             raise BadInput(error.message, _for_example(name, option)) from error
     for option in REQUIRED.get(name, ()):
         if option not in given:
-            raise BadInput(f"{name} needs a {option}", _for_example(name))
+            raise BadInput(f"{name} needs {'an' if option[0] in 'aeiou' else 'a'} {option}", _for_example(name))
     return StrategyChoice(name, given)
 
 

@@ -28,7 +28,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     launcher: str = "torchrun"
     """What starts the workers on each node, as ``--launcher`` names it."""
     strategy: str = ""
-    """How ``gpuctl.Trainer`` exchanges gradients, as ``--strategy`` names it; empty: as the script says."""
+    """What ranks exchange under ``gpuctl.Trainer``, as ``--strategy`` names it; empty: as the script says."""
     allow_tcp: bool = False
     """Begin although NCCL cannot use the fabric that the machines are sold with."""
     submitted_at: float = 0.0

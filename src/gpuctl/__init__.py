@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuctl.trainers.strategies.gradient.dgc import DGC
     from gpuctl.trainers.strategies.gradient.powersgd import PowerSGD
     from gpuctl.trainers.strategies.gradient.synchronous import Synchronous
+    from gpuctl.trainers.strategies.named import strategy
     from gpuctl.trainers.strategies.outer.diloco import DiLoCo
     from gpuctl.trainers.strategies.outer.local_sgd import LocalSGD
     from gpuctl.trainers.trainer import Trainer
@@ -48,6 +49,7 @@ __all__ = [
     "__version__",
     "log_metrics",
     "mingle",
+    "strategy",
 ]
 
 _HOMES = {
@@ -68,6 +70,7 @@ _HOMES = {
     "TopK": "gpuctl.trainers.compression.topk",
     "Trainer": "gpuctl.trainers.trainer",
     "log_metrics": "gpuctl.trainers.metrics.stream",
+    "strategy": "gpuctl.trainers.strategies.named",
     "mingle": "gpuctl.bootstrap.rendezvous.mingle",
 }
 

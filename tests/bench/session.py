@@ -21,8 +21,10 @@ from tests.bench.table import Row, failed, joined, shown, shown_runs, write
 Measure = Callable[[Settings], Sequence[Row]]
 
 
-def parsed(description: str | None, rows: Mapping[str, Measure], json: Path, *, fast_runs: int) -> argparse.Namespace:
-    """The command line; ``json`` is where the rows go by default."""
+def parsed(
+    description: str | None, rows: Mapping[str, Measure], json: Path, *, fast_runs: int, asked: Sequence[str] = ()
+) -> argparse.Namespace:
+    """The command line; ``json`` is where the rows go by default. Those in ``asked`` are measured if they are named."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--only", nargs="+", action="extend", metavar="ROW", choices=rows, help="measure these rows only"
@@ -35,6 +37,7 @@ def parsed(description: str | None, rows: Mapping[str, Measure], json: Path, *, 
     parser.add_argument("--json", type=Path, default=json, help="where the rows go")
     parser.add_argument("--list", action="store_true", help="only name the rows")
     options = parser.parse_args()
+    options.only = options.only or [name for name in rows if name not in asked]
     options.runs = options.runs or (fast_runs if options.fast else 5)
     return options
 
@@ -55,7 +58,7 @@ def run(options: argparse.Namespace, rows: Mapping[str, Measure]) -> int:
             settings = Settings(root / str(turn), options.runs, options.fast)
             settings.root.mkdir()
             runs.append([])
-            for name in options.only or rows:
+            for name in options.only:
                 runs[-1] += _measured(name, rows[name], settings)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -108,4 +108,4 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 def _digest(x: Tensor) -> int:
     values = x.detach().contiguous().cpu().flatten().view(torch.uint8)
-    return xxhash.xxh3_64_intdigest(memoryview(values.numpy()))
+    return xxhash.xxh3_64_intdigest(values.numpy().data)

@@ -5,4 +5,7 @@
 - ``chosen``: what ``--strategy`` named, as a worker finds it; ``named``: the strategy of that name.
 - ``gradients``: forward and backward over the micro-batches of a step.
 - ``gradient``: methods that exchange gradients in each step.
+- ``outer``: methods by which workers train apart for many steps.
+- ``speeds``: work for unlike machines.
+- ``other_method``: a checkpoint's strategy is another one than the run's.
 """

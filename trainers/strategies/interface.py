@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gpuctl.trainers.data.sampling import Place
@@ -27,9 +26,9 @@ class GradientExchange(Protocol):
     """Whether part of a gradient is sent in a later step. Then gradients must not be scaled by a factor that changes,
     nor be left out after they were exchanged."""
 
-    def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:
-        """Take over the exchange of ``model``'s gradients; once, on every rank. ``optimizer`` is what steps with them,
-        for a method that has to know.
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None) -> Self:
+        """Take over the exchange of gradients of ``model``, which is in DDP; once, on every rank. ``optimizer`` is what
+        steps with them, for a method that has to know.
 
         Raises ``BadInput`` for a model or an optimizer that the method cannot work with.
         """

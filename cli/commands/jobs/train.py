@@ -81,8 +81,8 @@ def verb(
         text_option(
             "--strategy",
             metavar="NAME[:OPTION=VALUE,…]",
-            about="How gpuctl.Trainer exchanges gradients: exact, bf16, fp16, int8, topk, dgc or powersgd (default: as "
-            "the script says).",
+            about="What ranks exchange under gpuctl.Trainer: exact, bf16, fp16, int8, topk, dgc, powersgd, localsgd or "
+            "diloco (default: as the script says).",
         ),
     ] = None,
     env: Annotated[

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpuctl.cluster.jobs.strategy import parse
 from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.strategies.named import named
+from gpuctl.trainers.strategies.outer.local_steps import LocalSteps
 
 BATCH = 8
 """Windows of each rank in a step."""
@@ -37,11 +38,12 @@ def train(strategy: str, count: int, seed: int, rate: float) -> list[tuple[int, 
     training, held_out = text[:-_HELD_OUT].long(), text[-_HELD_OUT:].long()
     torch.manual_seed(seed)
     net = CharLM(width=32, heads=2, layers=2)
-    model = DistributedDataParallel(net, forward_sync_buffers=False)
+    way = named(parse(strategy))
+    outer = way if isinstance(way, LocalSteps) else None
+    model = net if outer else DistributedDataParallel(net, forward_sync_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), rate)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _schedule(step / count))
-    if strategy != "exact":
-        named(parse(strategy)).attach(model, optimizer)
+    way.attach(model, optimizer)
     found = []
     for step in range(count):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 64 + rank)
@@ -50,7 +52,10 @@ def train(strategy: str, count: int, seed: int, rate: float) -> list[tuple[int, 
         cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
         scheduler.step()
+        if outer:
+            outer.after_step()
         if (step + 1) % (count // POINTS) == 0:
+            assert outer is None or outer.step == step + 1 == outer.state_dict()["step"], "a boundary"
             found.append((step + 1, _validated(net, held_out) if rank == 0 else math.nan))
             if rank == 0:
                 print(f"{strategy} seed {seed}: step {step + 1} loss {found[-1][1]:.4f}", file=sys.stderr, flush=True)

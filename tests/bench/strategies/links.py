@@ -116,6 +116,12 @@ def step_s(net: Network, method: str) -> float:
     return float(median(_step(net, method, 5)["seconds"]))
 
 
+def apart(net: Network, method: str, count: int) -> dict[str, Any]:
+    """Seconds of ``count`` outer steps, and the bytes of one."""
+    told: dict[str, Any] = launch.ranks(net, RANK, "apart", method, str(count))
+    return told
+
+
 def values() -> tuple[list[int], int]:
     """Of the transformer: the sizes of its matrices, and how many values are in no matrix."""
     parameters = list(transformer().parameters())

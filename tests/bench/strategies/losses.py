@@ -38,15 +38,24 @@ class Runs:
         if key not in self.curves:
             arguments = (chosen, str(count), str(seed), repr(rate))
             self.curves[key] = launch.ranks(None, "tests.bench.strategies.curve", *arguments)
-            CURVES.write_text(json.dumps(self.curves))
+            kept = json.loads(CURVES.read_text()) if CURVES.exists() else {}
+            CURVES.write_text(json.dumps({**kept, **self.curves}))
         return self.curves[key][-1][1]
+
+    def best_rate(self, count: int) -> float:
+        """The rate that is best for DDP, with the first seed."""
+        return min(RATES, key=lambda one: self.last("exact", count, SEEDS[0], one))
+
+
+RUNS = Runs()
+"""Several rows share them."""
 
 
 def losses(settings: Settings) -> list[Row]:
     """The mean of three seeds, each at the rate that is best for DDP."""
-    runs = Runs()
+    runs = RUNS
     count, seeds = (400, SEEDS[:1]) if settings.fast else (STEPS, SEEDS)
-    rate = min(RATES, key=lambda one: runs.last("exact", count, seeds[0], one))
+    rate = runs.best_rate(count)
     exact = [runs.last("exact", count, seed, rate) for seed in seeds]
     rows = []
     longer: dict[str, list[float]] = {}

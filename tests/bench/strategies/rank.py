@@ -2,6 +2,7 @@
 
     python -m tests.bench.strategies.rank step STRATEGY STEPS WINDOWS [TRACE]
     python -m tests.bench.strategies.rank pairs STRATEGY BLOCKS
+    python -m tests.bench.strategies.rank apart STRATEGY OUTER_STEPS
 
 ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` as a launcher sets them. Besides what ``--strategy``
 takes, ``STRATEGY`` may be ``compute`` (nothing is exchanged), ``network`` (gradients are exchanged, and nothing is
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpuctl.cluster.jobs.strategy import parse
 from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.strategies.named import named
+from gpuctl.trainers.strategies.outer.local_steps import LocalSteps
 from gpuctl.trainers.transport.socket_bytes import SocketBytes
 from tests.bench.strategies.bare import BARE
 
@@ -133,11 +135,40 @@ def pairs(strategy: str, blocks: int) -> dict[str, Any]:
     return {"pairs": found}
 
 
+def apart(strategy: str, count: int) -> dict[str, Any]:
+    """Seconds of each outer step, after one that is not counted, and bytes sent in one."""
+    model = transformer()
+    outer = named(parse(strategy))
+    assert isinstance(outer, LocalSteps)
+    outer.attach(model)
+    step = stepper(model, strategy)
+    sockets, seconds, sent = SocketBytes(), [], 0
+    for turn in range(count + 1):
+        dist.barrier()
+        before, began = sockets.read().sent, time.perf_counter()
+        while True:
+            step()
+            if outer.after_step():
+                break
+        took = time.perf_counter() - began
+        dist.barrier()
+        if turn:
+            seconds.append(took)
+            sent += sockets.read().sent - before
+    return {"seconds": seconds, "sent": sent / count}
+
+
 def main(mode: str, strategy: str, count: str, *rest: str) -> None:
     torch.set_num_threads(1)
     gloo_exit.install()
     dist.init_process_group("gloo")
-    told = steps(strategy, int(count), int(rest[0]), *rest[1:]) if mode == "step" else pairs(strategy, int(count))
+    match mode:
+        case "step":
+            told = steps(strategy, int(count), int(rest[0]), *rest[1:])
+        case "pairs":
+            told = pairs(strategy, int(count))
+        case _:
+            told = apart(strategy, int(count))
     if dist.get_rank() == 0:
         print(json.dumps(told), flush=True)
     dist.barrier()

@@ -32,6 +32,13 @@ POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False)
 MIB = st.floats(0, 1e6, exclude_min=True)
 SHARE = st.floats(0, 1, exclude_min=True)
 COUNT, FROM_ONE = st.integers(0, 10**18 - 1), st.integers(1, 10**18 - 1)
+LOCAL_STEPS: Mapping[str, st.SearchStrategy[Value]] = {
+    "every": FROM_ONE,
+    "warmup_steps": COUNT,
+    "codec": st.sampled_from(["fp32", "bf16", "fp16", "int8"]),
+    "balance": st.sampled_from(["equal", "speed"]),
+    "inner": st.sampled_from(["first", "each"]),
+}
 ALLOWED: Mapping[str, Mapping[str, st.SearchStrategy[Value]]] = {
     "exact": {"bucket_mb": MIB},
     "bf16": {"bucket_mb": MIB},
@@ -46,6 +53,8 @@ ALLOWED: Mapping[str, Mapping[str, st.SearchStrategy[Value]]] = {
         "bucket_mb": MIB,
     },
     "powersgd": {"rank": FROM_ONE, "bucket_mb": MIB},
+    "localsgd": LOCAL_STEPS,
+    "diloco": {**LOCAL_STEPS, "rate": POSITIVE, "momentum": st.floats(0, 1, exclude_max=True)},
 }
 
 
@@ -79,6 +88,14 @@ def test_the_strategies_and_their_options_are_these() -> None:
         ("dgc:clip=2.5", "dgc", {"clip": 2.5}),
         ("powersgd:rank=+4", "powersgd", {"rank": 4}),
         ("bf16:bucket_mb=0.5", "bf16", {"bucket_mb": 0.5}),
+        ("localsgd:every=8", "localsgd", {"every": 8}),
+        ("diloco", "diloco", {}),
+        (
+            "diloco: every = 50, codec = int8, balance=speed",
+            "diloco",
+            {"every": 50, "codec": "int8", "balance": "speed"},
+        ),
+        ("diloco:rate=1,momentum=0,inner=each", "diloco", {"rate": 1.0, "momentum": 0.0, "inner": "each"}),
     ],
 )
 def test_a_choice_is_a_name_and_the_options_that_were_given(text: str, name: str, options: dict[str, Value]) -> None:
@@ -103,7 +120,7 @@ def test_a_choice_is_written_as_one_would(choice: StrategyChoice, text: str) -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "there is no strategy ''; use one of: exact, bf16, fp16, int8, topk, dgc, powersgd"),
+        ("", "there is no strategy ''; use one of: exact, bf16, fp16, int8, topk, dgc, powersgd, localsgd, diloco"),
         ("TopK", "there is no strategy 'TopK'; did you mean topk? (there are: exact, bf16, fp16, int8, topk, dgc,"),
         ("topk\n", "topk needs a ratio; for example, --strategy topk:ratio=0.01"),
         ("topk:chunk=2", "topk needs a ratio; for example, --strategy topk:ratio=0.01"),
@@ -120,6 +137,14 @@ def test_a_choice_is_written_as_one_would(choice: StrategyChoice, text: str) -> 
         ("dgc:ratio=1e-999", "ratio must be a number above 0 and at most 1, not 0.0"),
         ("dgc:momentum=none", "momentum must be a number of at least 0 and below 1, not None"),
         ("dgc:warmup_steps=-1", "warmup_steps must be a whole number of at least 0, not -1"),
+        ("localsgd", "localsgd needs an every; for example, --strategy localsgd:every=500"),
+        (
+            "diloco:every=0",
+            "every must be a whole number of at least 1, not 0; for example, --strategy diloco:every=500",
+        ),
+        ("diloco:rate=fast", "rate must be a number above 0, not 'fast'; for example, --strategy diloco:rate=0.7"),
+        ("diloco:codec=topk", "codec must be fp32, bf16, fp16 or int8, not 'topk'"),
+        ("diloco:balance=none", "balance must be equal or speed, not None"),
         ("int8:chunk=0", "chunk must be a whole number of at least 1, not 0"),
         (
             "topk:ratio=1,chunk=65537",

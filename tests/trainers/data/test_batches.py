@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from gpuctl import Trainer
 from gpuctl.trainers.data.batches import Batches, MicroBatch
-from gpuctl.trainers.data.sampling import Sampling
+from gpuctl.trainers.data.sampling import Place, Sampling
 from gpuctl.trainers.world import World
 from tests.trainers.ranks import Ranks, run
 from tests.waiting import until
@@ -47,22 +47,23 @@ def tensors() -> TensorDataset:
     return TensorDataset(numbers.float()[:, None], 10 * numbers)
 
 
-def plain(batches: list[tuple[int, list[MicroBatch]]]) -> list[Any]:
+def plain(batches: list[tuple[Place, list[MicroBatch]]]) -> list[Any]:
     return [
-        (step, [(inputs.tolist(), targets.tolist(), weight) for inputs, targets, weight in parts])
-        for step, parts in batches
+        (place, [(inputs.tolist(), targets.tolist(), weight) for inputs, targets, weight in parts])
+        for place, parts in batches
     ]
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (2, 3), (6, 7)])
 def test_workers_bring_the_same_samples_in_the_same_order(rank: int, world: int) -> None:
     """Over the end of an epoch, from the middle of a run, with an uneven last micro-batch and with no sample at all."""
-    sampling, place = Sampling(SAMPLES, 5, seed=3), World(rank, world)
+    sampling = Sampling(SAMPLES, 5, seed=3)
+    places = [(step, rank) for step in range(3, 9)]
     expected, alone, by_workers = (
-        plain(list(Batches(data, sampling, place, 2, workers).of_steps(3, 9)))
+        plain(list(Batches(data, sampling, World(rank, world), 2, workers).of(places)))
         for data, workers in [(tensors(), 2), (Numbered(), 0), (Numbered(), 2)]
     )
-    assert [step for step, _ in expected] == [3, 4, 5, 6, 7, 8]
+    assert [place for place, _ in expected] == places
     assert alone == expected
     assert by_workers == expected
 
@@ -70,16 +71,29 @@ def test_workers_bring_the_same_samples_in_the_same_order(rank: int, world: int)
 def test_micro_batches_weigh_what_they_are_of_the_global_batch() -> None:
     sampling = Sampling(SAMPLES, 7, seed=0)
     weights = [
-        [weight for _, _, weight in Batches(tensors(), sampling, World(rank, 3), 2, 0).of_step(0)] for rank in range(3)
+        [weight for _, _, weight in Batches(tensors(), sampling, World(rank, 3), 2, 0).at((0, rank))]
+        for rank in range(3)
     ]
     assert weights == [[2 / 7, 1 / 7], [2 / 7], [2 / 7]]
 
 
 def test_a_long_run_is_not_laid_out_before_it_begins() -> None:
     sampling = Counting(SAMPLES, 5, seed=0)
-    step, _ = next(Batches(Numbered(), sampling, World(), None, workers=1).of_steps(0, 1000))
-    assert step == 0
+    place, _ = next(Batches(Numbered(), sampling, World(), None, workers=1).of((step, 0) for step in range(1000)))
+    assert place == (0, 0)
     assert sampling.asked < 10, "as many as the loader fetches ahead"
+
+
+def test_the_same_workers_go_on_with_other_places() -> None:
+    """Also from a place in the middle of those that they have fetched already."""
+    batches = Batches(Numbered(), Sampling(SAMPLES, 6, seed=3), World(0, 3), None, workers=2)
+    alone = Batches(Numbered(), Sampling(SAMPLES, 6, seed=3), World(0, 3), None, workers=0)
+    first = batches.of((step, 0) for step in range(50))
+    assert plain([next(first), next(first)]) == plain(list(alone.of([(0, 0), (1, 0)])))
+    workers = multiprocessing.active_children()
+    places = [(7, 2), (3, 1), (3, 2)]
+    assert plain(list(batches.of(places))) == plain(list(alone.of(places)))
+    assert multiprocessing.active_children() == workers
 
 
 def fit_with_workers(folder: str, steps: int, mark: str) -> list[float]:

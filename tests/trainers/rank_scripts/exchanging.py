@@ -216,7 +216,7 @@ def refused(case: str) -> str:
         if case == "not attached":
             exchange.state_dict()
         elif case == "bare":
-            exchange.attach(net())  # type: ignore[arg-type]
+            exchange.attach(net())
         elif case == "fsdp":
             exchange.attach(fully_shard(net()))  # type: ignore[arg-type]
         elif case == "sparse":

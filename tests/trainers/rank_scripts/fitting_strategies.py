@@ -60,15 +60,11 @@ def scheduled(strategy: Any, steps: int) -> tuple[int, list[float]]:
         at += 0.1 if dist.get_rank() else 0.2
         return nn.functional.cross_entropy(output, target)
 
-    class Watched(Checkpointer):
-        def step(self, step: int, state: Any, metrics: Any = None) -> None:
-            rates.append(optimizer.param_groups[0]["lr"])
-
     trainer = Trainer(
         model, loss, optimizer, samples(), global_batch=12, steps=steps, scheduler=schedule, strategy=strategy
     )
-    trainer.checkpointer = Watched()
-    return trainer.fit().steps, rates
+    with mock.patch.object(Checkpointer, "step", lambda *_: rates.append(optimizer.param_groups[0]["lr"])):
+        return trainer.fit().steps, rates
 
 
 def with_an_unused_parameter(strategy: Any) -> None:

@@ -25,7 +25,7 @@ RATE = 0.05
 WIDTH, SAMPLES = 5, 4
 
 
-def net(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+def net(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Linear:
     torch.manual_seed(seed)
     return nn.Linear(WIDTH, 2).to(dtype)
 
@@ -37,7 +37,7 @@ def batch(step: int, worker: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.randn(SAMPLES, 2, generator=generator, dtype=torch.float64)
 
 
-def descend(model: nn.Module, optimizer: Optimizer, place: tuple[int, int]) -> None:
+def descend(model: nn.Linear, optimizer: Optimizer, place: tuple[int, int]) -> None:
     inputs, targets = batch(*place)
     optimizer.zero_grad()
     mse_loss(model(inputs.to(model.weight.dtype)), targets.to(model.weight.dtype)).backward()
@@ -165,16 +165,14 @@ def unlike_weights(weights_of: list[float]) -> Any:
 
 def unlike_models(how: str) -> None:
     rank = dist.get_rank()
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     torch.manual_seed(0)
-    for module in model:
-        module.reset_parameters()
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
     if rank == 1 and how == "values":
         with torch.no_grad():
-            model[1].weight[0, 0] += 1e-6
+            layers[1].weight[0, 0] += 1e-6
     if rank == 1 and how == "names":
-        model = nn.Sequential(model[0])
-    LocalSGD(4).attach(model)
+        layers.pop()
+    LocalSGD(4).attach(nn.Sequential(*layers))
 
 
 def a_stop(method: LocalSteps, folder: str, asked: list[int], steps: int) -> Any:
@@ -218,7 +216,7 @@ def saved_at(method: LocalSteps, folder: str, steps: int, save_at: int, keep: Ca
 
 def resumed(
     method: LocalSteps, folder: str, keep: Callable[[Optimizer], Any], until: int
-) -> tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]:
+) -> tuple[int, dict[str, Any], dict[int, Any], dict[str, Any]]:
     """The step that was restored, and then: the weights, the optimizer's first moment, and the method's state; trained
     on until step ``until``, the weights of that."""
     model = net(seed=7)
@@ -246,6 +244,15 @@ def through(method: LocalSteps, until: int) -> dict[str, Any]:
         descend(model, optimizer, method.place)
         method.after_step()
     return weights(model)
+
+
+def moments(steps: int) -> list[Any]:
+    """AdamW's first moments on each worker after ``steps`` steps of its own."""
+    model = net()
+    optimizer = AdamW(model.parameters(), RATE)
+    for step in range(steps):
+        descend(model, optimizer, (step, dist.get_rank()))
+    return [optimizer.state[p]["exp_avg"].numpy().copy() for p in model.parameters()]
 
 
 def plainly(folder: str, extra: bool) -> int | None:
@@ -300,10 +307,10 @@ def with_batch_norm(steps: int) -> dict[str, Any]:
 
 
 def frozen_later() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model[0].weight.requires_grad_(False)
-    method = LocalSGD(1).attach(model)
-    model[0].weight.requires_grad_(True)
+    first = nn.Linear(2, 2)
+    first.weight.requires_grad_(False)
+    method = LocalSGD(1).attach(nn.Sequential(first, nn.Linear(2, 2)))
+    first.weight.requires_grad_(True)
     method.after_step()
 
 

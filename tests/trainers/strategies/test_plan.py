@@ -24,9 +24,9 @@ def test_the_scripts_own_is_taken(strategy: Any) -> None:
 
 def test_an_outer_loop_takes_the_place_of_an_exchange_in_each_step() -> None:
     diloco = DiLoCo()
-    plan = Plan.of(diloco, None)
-    assert plan.outer is diloco is plan.stateful and plan.is_exact and not plan.outer.lock_step
-    assert Plan.of(None, None).outer.lock_step and Plan.of(None, None).stateful is None
+    plan, plain = Plan.of(diloco, None), Plan.of(None, None)
+    assert plan.is_exact and (plan.outer.lock_step, plain.outer.lock_step) == (False, True)
+    assert plan.outer is diloco and plan.stateful is diloco and plain.stateful is None
     top_k = Compressed(TopK(0.1))
     assert Plan.of(top_k, None).stateful is top_k
     assert repr(Plan.of(None, parse("diloco:every=50")).outer) == "DiLoCo(every=50)"

@@ -28,7 +28,7 @@ from gpuctl.trainers.checkpoint.state.optimizers import (
     untouched,
     why_no_state,
 )
-from gpuctl.trainers.checkpoint.state.private import bare, check_replicas, key_of, shown
+from gpuctl.trainers.checkpoint.state.private import bare, check_not_mixed, key_of, shown
 from gpuctl.trainers.checkpoint.state.rng import set_rng_state
 from gpuctl.trainers.checkpoint.state.state_tensors import (
     _HINT,
@@ -101,7 +101,7 @@ class LoadTargets:
 
     def _check_names(self) -> None:
         """Raises ``BadInput`` unless the checkpoint has all of the state, and the state all that must not be left."""
-        check_replicas(self._state)
+        check_not_mixed(self._state)
         keys = (name.removeprefix("@plain.") for name in self._manifest.values if name.startswith("@plain."))
         there = list(dict.fromkeys(map(shown, keys)))
         for name, item in self._state.items():

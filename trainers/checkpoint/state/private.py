@@ -1,7 +1,7 @@
 """What of a state is another one on each worker, where workers train apart between outer steps (LocalSGD, DiLoCo).
 
 ``Checkpointer`` takes parameters and optimizers for the same on all ranks, and has each rank write a part of them. Of
-replicas that differ that would make a patchwork, so here is how they are told apart, and what is refused.
+those that differ that would make a patchwork: so here is how they are told apart, and what is refused.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def method_of(model: nn.Module) -> Any | None:
     return None
 
 
-def check_replicas(state: Mapping[str, Any]) -> None:
+def check_not_mixed(state: Mapping[str, Any]) -> None:
     """Raises ``BadInput`` for a state of which ranks would write parts that do not belong together."""
     items = {name: bare(item) for name, item in state.items()}
     for name, model in items.items():

@@ -31,7 +31,7 @@ from gpuctl.trainers.checkpoint.state.optimizers import (
     untouched,
     wants_closure,
 )
-from gpuctl.trainers.checkpoint.state.private import bare, check_replicas, key_of
+from gpuctl.trainers.checkpoint.state.private import bare, check_not_mixed, key_of
 from gpuctl.trainers.checkpoint.state.rng import rng_state
 from gpuctl.trainers.checkpoint.state.treespec import flatten_state
 from gpuctl.trainers.gpus import gpus_of
@@ -63,7 +63,7 @@ def contents_of(state: State, rank: int) -> StateTensors:
     """Raises ``BadInput`` naming what cannot be kept."""
     contents = StateTensors({}, set(), set(), {})
     owners: dict[str, str] = {}
-    check_replicas(state)
+    check_not_mixed(state)
     for name, kept in state.items():
         item, key = bare(kept), key_of(name, kept, rank)
         if isinstance(item, torch.optim.Optimizer) and is_sharded(item) and wants_closure(item):

@@ -64,8 +64,9 @@ class BucketHook:
     hook, is not in DDP, has gradients that are no dense tensors, or, where ``keeps``, may leave out what was exchanged.
     """
 
-    def __init__(self, model: DistributedDataParallel, exchange: Exchange, *, keeps: bool) -> None:
+    def __init__(self, model: nn.Module, exchange: Exchange, *, keeps: bool) -> None:
         self.parameters = parameters_of(model, keeps=keeps)
+        assert isinstance(model, DistributedDataParallel)
         self.device = model.device
         self.group, self._run = lane_of(model)
         self.steps = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Self
 
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 from torch.optim import Optimizer
 
 from gpuctl.cluster.errors import BadInput
@@ -61,7 +61,7 @@ class Compressed:
         """What this rank has not sent yet, by the names of parameters: vectors in row-major order."""
         return self._feedback.residual
 
-    def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
         """See ``GradientExchange``."""
         check_free(self._hook)
         self._hook = BucketHook(model, self._exchange, keeps=self.keeps_gradients)

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from gpuctl.cluster.errors import BadInput
@@ -67,7 +66,7 @@ class DGC:
         """v on this rank, by the names of parameters: vectors in row-major order."""
         return self._v
 
-    def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None) -> Self:
         """See ``GradientExchange``."""
         check_free(self._hook)
         if optimizer is not None and not (

@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpuctl.cluster.errors import BadInput
@@ -66,7 +65,7 @@ class PowerSGD:
         """E on this rank, by the names of parameters: vectors in row-major order."""
         return self._feedback.residual
 
-    def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
         """See ``GradientExchange``."""
         check_free(self._hook)
         parameters = parameters_of(model, keeps=True).values()

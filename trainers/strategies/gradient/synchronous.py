@@ -31,7 +31,7 @@ class Synchronous:
     def __repr__(self) -> str:
         return "Synchronous()"
 
-    def attach(self, model: DistributedDataParallel, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None) -> Self:  # noqa: ARG002
         """See ``GradientExchange``: DDP takes the mean already."""
         return self
 

@@ -52,8 +52,8 @@ class DiLoCo(LocalSteps):
     def attach(self, model: nn.Module, optimizer: Optimizer | None = None, exchange: Exchange | None = None) -> Self:
         """See ``LocalSteps``."""
         super().attach(model, optimizer, exchange)
-        _, replica = self._attached()
-        self._b = {name: torch.zeros_like(theta) for name, theta in zip(replica.names, replica.theta, strict=True)}
+        _, local = self._attached()
+        self._b = {name: torch.zeros_like(theta) for name, theta in zip(local.names, local.theta, strict=True)}
         return self
 
     def _outer_step(self, theta: list[Tensor], deltas: list[Tensor]) -> None:
@@ -69,7 +69,7 @@ class DiLoCo(LocalSteps):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``LocalSteps``. Another rate or momentum is welcome."""
         super().load_state_dict(state)
-        _, replica = self._attached()
-        replica.check_names(state["momentum"])
+        _, local = self._attached()
+        local.check_names(state["momentum"])
         for name, b in state["momentum"].items():
             self._b[name].copy_(b)

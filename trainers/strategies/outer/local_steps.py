@@ -29,7 +29,7 @@ from gpuctl.trainers.exchange.interface import Exchange, Mean
 from gpuctl.trainers.gpus import gpus_in_use, wait_for
 from gpuctl.trainers.strategies import speeds
 from gpuctl.trainers.strategies.other_method import check_method
-from gpuctl.trainers.strategies.outer.replica import Replica
+from gpuctl.trainers.strategies.outer.local_model import LocalModel
 
 Balance = Literal["equal", "speed"]
 Inner = Literal["first", "each"]
@@ -68,7 +68,7 @@ class LocalSteps(ABC):
         self.inner = one_of(inner, "inner", KEPT)
         self._clock = time.perf_counter
         self._exchange: Exchange | None = None
-        self._replica: Replica | None = None
+        self._local: LocalModel | None = None
         self._base = 0
         """Steps that were done at the last boundary."""
         self._boundaries = 0
@@ -97,14 +97,14 @@ class LocalSteps(ABC):
         exchange: Exchange | None = None,
     ) -> Self:
         """See ``OuterLoop``. ``exchange``: between whom; by default all ranks of the job."""
-        if self._replica is not None and model is not self._replica.model:
+        if self._local is not None and model is not self._local.model:
             raise BadInput(f"{self!r} trains another model already", "make one for each model")
         if (other := method_of(model)) is not None and other is not self:
             raise BadInput(f"{other!r} and {self!r} both average the weights of one model", "use one of them")
-        self._replica = Replica(model, repr(self))
+        self._local = LocalModel(model, repr(self))
         self._exchange = exchange or GroupExchange(self.codec)
-        self._exchange.check_alike(self._replica.everything())
-        if self._exchange.worker == 0 and self._exchange.workers > 1 and (norm := self._replica.batch_norm):
+        self._exchange.check_alike(self._local.everything())
+        if self._exchange.worker == 0 and self._exchange.workers > 1 and (norm := self._local.batch_norm):
             say(f"{norm} takes averages on each worker by itself; at boundaries of {self!r} they become one")
         trains_apart(model, self)
         return self.begin(0)
@@ -138,22 +138,22 @@ class LocalSteps(ABC):
 
     def after_step(self, samples: float = 1.0) -> bool:
         """See ``OuterLoop``."""
-        exchange, replica = self._attached()
+        exchange, local = self._attached()
         self._made += 1
         self._samples += samples
         is_cut = self._made < self._share and self._cuts < _MOST_CUTS and stop_signal.is_asked()
         if self._made < self._share and not is_cut:
             return False
         self._cuts += is_cut
-        self._meet(exchange, replica)
+        self._meet(exchange, local)
         return True
 
     def finish(self) -> bool:
         """See ``OuterLoop``."""
-        exchange, replica = self._attached()
+        exchange, local = self._attached()
         if not self._made:
             return False
-        self._meet(exchange, replica)
+        self._meet(exchange, local)
         return True
 
     def kept(self, optimizer: Optimizer) -> Any:
@@ -163,7 +163,7 @@ class LocalSteps(ABC):
     def state_dict(self) -> dict[str, Any]:
         """See ``Stateful``. The weights are the model's; only of narrow ones it has them in 32 bits. Raises
         ``BadInput`` between boundaries, where each worker has others."""
-        _, replica = self._attached()
+        _, local = self._attached()
         if self._made:
             raise BadInput(
                 f"a checkpoint {self._made} steps after a boundary of {self!r} would mix the workers' weights",
@@ -173,14 +173,14 @@ class LocalSteps(ABC):
             "method": self.method,
             "step": self._base,
             "boundaries": self._boundaries,
-            "weights": replica.wider_weights(),
+            "weights": local.wider_weights(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``Stateful``; the model's own state must be loaded before. Another ``every`` is welcome."""
-        exchange, replica = self._attached()
+        exchange, local = self._attached()
         check_method(state, self.method)
-        replica.take_weights(state["weights"])
+        local.take_weights(state["weights"])
         self._boundaries = state["boundaries"]
         self.begin(state["step"])
         if exchange.worker == 0:
@@ -189,24 +189,24 @@ class LocalSteps(ABC):
     # -- a boundary ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _meet(self, exchange: Exchange, replica: Replica) -> None:
+    def _meet(self, exchange: Exchange, local: LocalModel) -> None:
         """Become the same as all others."""
-        replica.check_trained()
+        local.check_trained()
         if self.balance == "speed":
             wait_for(gpus_in_use())
         seconds = self._clock() - self._began
         mean = exchange.mean(
-            replica.deltas(),
-            replica.averages(),
+            local.deltas(),
+            local.averages(),
             weight=self._samples,
             told=[self.step - self._base, self._made, seconds, stop_signal.is_asked()],
             seed=self._boundaries,
         )
         if self._base < self.warmup_steps:
-            take_mean(replica.theta, mean.tensors)
+            take_mean(local.theta, mean.tensors)
         else:
-            self._outer_step(replica.theta, mean.tensors)
-        replica.become_theta(mean.exact)
+            self._outer_step(local.theta, mean.tensors)
+        local.become_theta(mean.exact)
         self._boundaries += 1
         self._go_on(mean, exchange)
 
@@ -245,10 +245,10 @@ class LocalSteps(ABC):
         index = sum(self._shares[: exchange.worker]) + made
         return self._base + index // exchange.workers, index % exchange.workers
 
-    def _attached(self) -> tuple[Exchange, Replica]:
-        if self._exchange is None or self._replica is None:
+    def _attached(self) -> tuple[Exchange, LocalModel]:
+        if self._exchange is None or self._local is None:
             raise BadInput(f"{self!r} has no model yet", "attach() it before it is saved, restored or used")
-        return self._exchange, self._replica
+        return self._exchange, self._local
 
 
 def take_mean(theta: list[Tensor], deltas: list[Tensor]) -> None:

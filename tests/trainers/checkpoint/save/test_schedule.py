@@ -56,6 +56,27 @@ def test_losses_are_read_from_the_rounds_of_a_job() -> None:
     assert FailureHistory.of([], now=500.0) == FailureHistory()
 
 
+def test_every_so_many_steps() -> None:
+    schedule = SaveSchedule(3)
+    assert [step for step in range(1, 10) if schedule.is_due(step)] == [3, 6, 9]
+    assert not any(SaveSchedule(None).is_due(step) for step in range(10))
+
+
+@pytest.mark.parametrize(
+    ("every", "began", "due"),
+    [
+        (300, 0, [500, 1000, 1500, 2000]),
+        (700, 0, [1000, 1500]),
+        (1000, 0, [1000, 2000]),
+        (700, 1000, [1500, 2500, 3000]),
+    ],
+)
+def test_a_save_that_was_due_in_between_is_due_at_the_next_chance(every: int, began: int, due: list[int]) -> None:
+    schedule = SaveSchedule(every)
+    schedule.begin(began)
+    assert [step for step in range(began + 500, began + 2001, 500) if schedule.is_due(step)] == due
+
+
 def test_the_interval_follows_what_was_measured() -> None:
     hands = Hands()
     interval = SaveSchedule("auto", lambda: FailureHistory(running_s=PRIOR_S, unannounced=7), hands)

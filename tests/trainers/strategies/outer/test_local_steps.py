@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def test_a_run_goes_on_from_its_boundary_as_if_nothing_had_been(method: Any, inn
             assert not close(after, expected[worker], 1e-9)
     is_one = all((told[0][2][i] == told[1][2][i]).all() for i in told[0][2])
     assert is_one == (inner == "first")
+
+
+def test_the_first_workers_optimizer_is_kept_whole(tmp_path: Path) -> None:
+    """Parameters that are the same on all workers are written in parts by all of them."""
+    run(3, training_apart.saved_at, LocalSGD(4), str(tmp_path), 4, 4, First)
+    ours = run(3, training_apart.moments, 4)
+    for step, _, moments, _ in run(2, training_apart.resumed, LocalSGD(4), str(tmp_path), First, 4):
+        assert step == 4
+        for index, moment in moments.items():
+            assert (moment == ours[0][index]).all()
+            assert not (moment == ours[1][index]).any()
 
 
 @pytest.mark.parametrize("inner", ["first", "each"])
@@ -150,7 +162,7 @@ def test_a_model_in_ddp_is_refused() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    for made, message in [
+    refusals: list[tuple[Callable[[], object], str]] = [
         (lambda: DiLoCo(every=0), "every must be a whole number of at least 1, not 0"),
         (lambda: DiLoCo(rate=float("nan")), "rate must be a number above 0, not nan"),
         (lambda: DiLoCo(rate="fast"), "rate must be a number above 0, not 'fast'"),  # type: ignore[arg-type]
@@ -162,7 +174,8 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: First(3), "First(3) has no state to keep"),
         (lambda: LocalSGD(4).after_step(), "LocalSGD(every=4) has no model yet"),
         (lambda: LocalSGD(4).attach(nn.Tanh()), "Tanh has no parameters that require a gradient"),
-    ]:
+    ]
+    for made, message in refusals:
         with pytest.raises(BadInput) as refused:
             made()
         assert refused.value.message == message

@@ -1,4 +1,4 @@
-"""``Replica``: one worker's copy of the model, and the weights that all of them had at the last boundary."""
+"""``LocalModel``: one worker's copy of the model, and the weights that all of them had at the last boundary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuctl.cluster.errors import BadInput
 from gpuctl.trainers.checkpoint.state.state_tensors import WRAPPERS
 
 
-class Replica:
+class LocalModel:
     """``model``, whose trained parameters go by their names without the compiler's prefixes.
 
     ``method`` is named in messages. Raises ``BadInput`` for a model whose weights are not this worker's own and whole.

@@ -1,0 +1,108 @@
+"""Workers that train apart: how much of their time they compute on slow links, and what they learn by then."""
+
+from __future__ import annotations
+
+from statistics import mean, median
+
+from tests.bench.network import Network
+from tests.bench.settings import Settings
+from tests.bench.strategies import launch, links
+from tests.bench.strategies.losses import RUNS, SEEDS, STEPS
+from tests.bench.table import Row
+
+WARM_UP = 50
+"""Synchronous steps at the beginning: their traffic is counted."""
+EVERY = 50
+GRID_EVERY = (1, 8, 32, 128)
+GRID_MBIT = (50, 200, 1000, 5000)
+"""Those of github.com/Adnan082/diloco-measured: four L40S, 30.8 million parameters."""
+_LOSS_BAR, _TIME_BAR, _PART_BAR = 1.01, 1 / 10, 0.95
+_TIMED_LINK = 0.05
+
+
+def diloco(every: int, warm_up: int = WARM_UP) -> str:
+    """As ``--strategy`` has it."""
+    return f"diloco:every={every},warmup_steps={warm_up}"
+
+
+def utilisation(settings: Settings) -> list[Row]:
+    """Beside what arithmetic allows: 1 / (1 + T_comm / (H · T_step))."""
+    rows = []
+    with launch.machines() as net:
+        for part in (0.2,) if settings.fast else links.UTILISATIONS:
+            link = links.link_of(net, part)
+            ours, allowed, note = _computing(net, EVERY)
+            met = ours >= _PART_BAR * allowed
+            note = f"{link.mbit:.1f} Mbit/s, where DDP computes for {link.compute_s / link.ddp_s:.1%}: {note}"
+            name = f"utilisation_{part:g}_diloco_{EVERY}"
+            rows.append(Row(name, ours, allowed, "of the time", f">= {_PART_BAR:g} x", met, note))
+    return rows
+
+
+def losses(settings: Settings) -> list[Row]:
+    """After the same tokens, H = 50 at three seeds and others at one; and the time to DDP's loss on one link."""
+    runs = RUNS
+    count, seeds = (400, SEEDS[:1]) if settings.fast else (STEPS, SEEDS)
+    rate = runs.best_rate(count)
+    exact = [runs.last("exact", count, seed, rate) for seed in seeds]
+    found = [runs.last(diloco(EVERY), count, seed, rate) for seed in seeds]
+    ratios = [ours / theirs for ours, theirs in zip(found, exact, strict=True)]
+    note = f"{count} steps at rate {rate:g}; seeds {', '.join(f'{ratio:.4f}' for ratio in ratios)}"
+    met = mean(ratios) <= _LOSS_BAR
+    rows = [Row(f"loss_diloco_{EVERY}", mean(found), mean(exact), "nats", f"<= {_LOSS_BAR:g} x", met, note)]
+    for strategy in (
+        () if settings.fast else (diloco(1), diloco(10), diloco(100), diloco(EVERY, 0), "localsgd:every=50")
+    ):
+        ours = runs.last(strategy, count, seeds[0], rate)
+        rows.append(Row(f"loss_{strategy}", ours, exact[0], "nats", "", None))
+    return [*rows, _time_to_loss(count, mean(found), mean(exact))]
+
+
+def _time_to_loss(count: int, ours: float, theirs: float) -> Row:
+    """The losses do not depend on the link, so they are not waited for over it."""
+    with launch.machines() as net:
+        link = links.link_of(net, _TIMED_LINK)
+        of_outer = median(links.apart(net, diloco(EVERY, 0), 2)["seconds"])
+    took = WARM_UP * link.ddp_s + (count - WARM_UP) / EVERY * of_outer
+    note = (
+        f"{count} steps, {WARM_UP} of them synchronous and of {link.ddp_s:.2f} s, then {EVERY} in {of_outer:.2f} s "
+        f"(loss {ours:.4f}); DDP: {count} of {link.ddp_s:.2f} s (loss {theirs:.4f}) at {link.mbit:.0f} Mbit/s"
+    )
+    shown: float | str = took if ours <= theirs else "not reached"
+    met = ours <= theirs and took / (count * link.ddp_s) <= _TIME_BAR
+    return Row("time_to_loss_diloco", shown, count * link.ddp_s, "s", f"<= {_TIME_BAR:g} x", met, note)
+
+
+def grid(settings: Settings) -> list[Row]:
+    """The published grid: links and H, and what is learned with each H."""
+    rows = []
+    with launch.machines() as net:
+        for mbit in GRID_MBIT:
+            for machine in range(launch.RANKS):
+                net.shape(machine, 10_000)
+            compute = links.step_s(net, "compute")
+            for machine in range(launch.RANKS):
+                net.shape(machine, mbit)
+            ddp = links.step_s(net, "exact")
+            rows.append(Row(f"grid_{mbit}_ddp", compute / ddp, None, "of the time", "", None))
+            for every in GRID_EVERY:
+                ours, allowed, note = _computing(net, every)
+                rows.append(Row(f"grid_{mbit}_h{every}", ours, allowed, "of the time", "", None, note))
+    runs, count = RUNS, 400 if settings.fast else STEPS
+    rate = runs.best_rate(count)
+    exact = runs.last("exact", count, SEEDS[0], rate)
+    for every in GRID_EVERY:
+        ours = runs.last(diloco(every), count, SEEDS[0], rate)
+        note = f"{count} steps, {(count - WARM_UP) // every} outer steps"
+        rows.append(Row(f"grid_loss_h{every}", ours, exact, "nats", "", None, note))
+    return rows
+
+
+def _computing(net: Network, every: int) -> tuple[float, float, str]:
+    """The part of the time that workers compute, what arithmetic allows, and of what that was made."""
+    step_s = links.step_s(net, "compute")
+    exchange_s = links.step_s(net, "network")
+    outer_s = median(links.apart(net, diloco(every, 0), max(2, 8 // every))["seconds"])
+    allowed = 1 / (1 + exchange_s / (every * step_s))
+    note = f"{every} steps of {step_s:.3f} s and an exchange of {exchange_s:.2f} s took {outer_s:.2f} s"
+    return every * step_s / outer_s, allowed, note
