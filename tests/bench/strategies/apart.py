@@ -73,6 +73,25 @@ def _time_to_loss(count: int, ours: float, theirs: float) -> Row:
     return Row("time_to_loss_diloco", shown, count * link.ddp_s, "s", f"<= {_TIME_BAR:g} x", met, note)
 
 
+def unlike(_: Settings) -> list[Row]:
+    """Four workers, one of which has a third of the others' processor: as many steps for each, and by speed."""
+    every, parts = 12, (0.45, 0.45, 0.45, 0.15)
+    rows, took = [], {}
+    for balance in ("equal", "speed"):
+        strategy = f"localsgd:every={every},balance={balance}"
+        told = launch.ranks(None, "tests.bench.strategies.unlike", strategy, "4", ",".join(map(str, parts)))
+        took[balance] = median(told["seconds"])
+        made = ", ".join(str(of[-1]) for of in told["made"])
+        of_cores = ", ".join(f"{part:g}" for part in parts)
+        note = f"workers made {made} steps in the last outer step, with {of_cores} of a core"
+        rate = every * launch.RANKS / took[balance]
+        allowed = every * launch.RANKS / took["equal"] * sum(parts) / launch.RANKS / min(parts)
+        bar, met = (">= 0.85 x", rate >= 0.85 * allowed) if balance == "speed" else ("", None)
+        reference = allowed if balance == "speed" else None
+        rows.append(Row(f"unlike_{balance}", rate, reference, "steps/s of all", bar, met, note))
+    return rows
+
+
 def grid(settings: Settings) -> list[Row]:
     """The published grid: links and H, and what is learned with each H."""
     rows = []

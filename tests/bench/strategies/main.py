@@ -33,6 +33,7 @@ def main() -> None:
         "losses": losses.losses,
         "utilisation": apart.utilisation,
         "losses_apart": apart.losses,
+        "unlike": apart.unlike,
         "grid": apart.grid,
     }
     path = ROOT / "build" / "bench-strategies.json"
