@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from collections.abc import Callable
@@ -274,6 +275,8 @@ def incomplete(what: str, folder: str) -> None:
         del state["method"]
     if what == "bare optimizer":
         state["optimizer"] = optimizer
+    if what == "bare average":
+        state["average"] = copy.deepcopy(model)
     checkpointer = Checkpointer(folder)
     checkpointer.save(0, state)
 

@@ -19,7 +19,7 @@ _PRIVATE = "private."
 
 
 class First:
-    """An optimizer of which a checkpoint keeps the first worker's state, for all workers to go on from::
+    """An optimizer, or an average of weights, of which a checkpoint keeps the first worker's, for all to go on from::
 
         state = {"model": model, "optimizer": First(optimizer), "diloco": diloco}
 
@@ -85,25 +85,22 @@ def method_of(model: nn.Module) -> Any | None:
 
 def check_not_mixed(state: Mapping[str, Any]) -> None:
     """Raises ``BadInput`` for a state of which ranks would write parts that do not belong together."""
-    items = {name: bare(item) for name, item in state.items()}
-    for name, model in items.items():
-        method = method_of(model) if isinstance(model, nn.Module) else None
-        if method is None:
-            continue
-        if not any(item is method for item in items.values()):
+    methods = {name: method_of(bare(item)) for name, item in state.items() if isinstance(bare(item), nn.Module)}
+    for name, method in methods.items():
+        if method is not None and not any(item is method for item in state.values()):
             raise BadInput(
                 f"{name!r} of the state is trained by {method!r}, which the state lacks",
                 "add it, since workers hold the same weights only where it says so",
             )
-        parameters = {id(parameter) for parameter in model.parameters()}
-        for other, item in state.items():
-            if isinstance(item, Optimizer) and any(
-                id(parameter) in parameters for group in item.param_groups for parameter in group["params"]
-            ):
-                raise BadInput(
-                    f"{other!r} of the state is another one on each worker under {method!r}",
-                    f"keep First({other}), the first worker's, or Private({other}), that of each",
-                )
+    method = next((one for one in methods.values() if one is not None), None)
+    if method is None:
+        return
+    for name, item in state.items():
+        if isinstance(item, Optimizer) or (isinstance(item, nn.Module) and methods[name] is None):
+            raise BadInput(
+                f"{name!r} of the state may be another one on each worker, since {method!r} trains them apart",
+                f"keep First({name}), the first worker's, or Private({name}), that of each",
+            )
 
 
 def _with_state(keeper: object, item: Any) -> Any:

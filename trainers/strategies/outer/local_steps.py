@@ -184,7 +184,7 @@ class LocalSteps(ABC):
         self._boundaries = state["boundaries"]
         self.begin(state["step"])
         if exchange.worker == 0:
-            say(f"step {self._base} was the last boundary: what workers did after it is done again")
+            say(f"all workers go on from step {self._base}, the last boundary; steps that any made after it are lost")
 
     # -- a boundary ---------------------------------------------------------------------------------------------------
 

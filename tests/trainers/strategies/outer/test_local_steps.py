@@ -98,7 +98,14 @@ def test_a_checkpoint_is_for_any_number_of_workers(inner: str, worlds: tuple[int
     ("what", "message"),
     [
         ("no method", "'model' of the state is trained by LocalSGD(every=4), which the state lacks"),
-        ("bare optimizer", "'optimizer' of the state is another one on each worker under LocalSGD(every=4)"),
+        (
+            "bare optimizer",
+            "'optimizer' of the state may be another one on each worker, since LocalSGD(every=4) trains them apart",
+        ),
+        (
+            "bare average",
+            "'average' of the state may be another one on each worker, since LocalSGD(every=4) trains them apart",
+        ),
     ],
 )
 def test_no_checkpoint_can_mix_the_workers(what: str, message: str, tmp_path: Path) -> None:
