@@ -91,6 +91,26 @@ def test_plain_ddp_learns(launcher: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
+def test_diloco_goes_on_under_torchrun_where_python_left_off(tmp_path: Path) -> None:
+    place = ("--checkpoints", tmp_path / "kept", "--every", 20)
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    start(PYTHON, "diloco.py", "--steps", 200, *place, metrics=first)
+    printed = start(TORCHRUN, "diloco.py", "--steps", 810, *place, metrics=second)
+    assert printed.startswith("right: ") and float(printed.split()[1]) > 0.9, "one worker prints"
+    assert steps_in(first) == list(range(20, 201, 20))
+    assert steps_in(second)[0] == 220
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["diloco:every=10", "topk:ratio=0.1"])
+def test_charlm_trains_with_a_strategy(strategy: str, tmp_path: Path) -> None:
+    place = ("--checkpoints", tmp_path / "kept", "--batch", 8, "--strategy", strategy)
+    losses = re.findall(r"loss (\d\.\d+)$", start(TORCHRUN, "charlm.py", "--steps", 100, *place), re.MULTILINE)
+    assert len(losses) == 2 and float(losses[1]) < float(losses[0]) < 5.0
+    assert len(re.findall("loss", start(TORCHRUN, "charlm.py", "--steps", 150, *place))) == 1, "it goes on"
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a socket carries")
 def test_collectives_prints_what_its_page_shows() -> None:
     page = (ROOT / "docs/concepts/collectives.md").read_text()
