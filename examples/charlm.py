@@ -72,11 +72,12 @@ def main() -> None:
         "optimizer": First(optimizer) if outer else optimizer,
         "scheduler": scheduler,
     }
-    if way is not None:
+    if way and (outer or dist.is_initialized()):
         state["strategy"] = way.attach(learner, optimizer)
     start = checkpointer.restore(state) or 0
-    for step in range(start, options.steps):
-        inputs, targets = batch(text, step, options.batch, rank, world)
+    places = outer.steps(options.steps) if outer else ((step, rank) for step in range(start, options.steps))
+    for step, part in places:
+        inputs, targets = batch(text, step, options.batch, part, world)
         loss = cross_entropy(learner(inputs.to(device)).flatten(0, 1), targets.to(device).flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -86,9 +87,7 @@ def main() -> None:
         if rank == 0 and (step + 1) % 50 == 0:
             print(f"step {step + 1} loss {loss.item():.3f}", flush=True)
         if outer is None or outer.after_step():
-            checkpointer.step(step + 1, state)
-    if outer:
-        outer.finish()
+            checkpointer.step(outer.step if outer else step + 1, state)
     checkpointer.save(options.steps, state)
     checkpointer.wait()
     if rank == 0:

@@ -39,8 +39,8 @@ def main() -> None:
     # Each worker has an optimizer of its own; a checkpoint keeps the first one's, for all to go on from.
     state = {"model": net, "optimizer": First(optimizer), "diloco": diloco}
     checkpointer.restore(state)
-    while diloco.step < options.steps:
-        inputs, targets = batch(*diloco.place)
+    for step, worker in diloco.steps(options.steps):
+        inputs, targets = batch(step, worker)
         loss = cross_entropy(net(inputs.to(device)), targets.to(device))
         optimizer.zero_grad()
         loss.backward()
@@ -48,7 +48,6 @@ def main() -> None:
         if diloco.after_step():  # all workers have the same weights now
             log_metrics(diloco.step, loss=loss)
             checkpointer.step(diloco.step, state)
-    diloco.finish()
     checkpointer.save(options.steps, state)
     checkpointer.wait()
     if diloco.place[1] == 0:

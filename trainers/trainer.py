@@ -147,12 +147,13 @@ class Trainer:
             for place, micro_batches in self._batches.of(outer.places(self._steps)):
                 before = outer.step
                 loss = self._step(place, micro_batches)
-                at_boundary = outer.after_step(sum(weight for _, _, weight in micro_batches))
+                samples = sum(weight for _, _, weight in micro_batches)
+                at_boundary = outer.after_step(samples)
                 done = outer.step
                 self._advance(done - before)
                 # At a boundary all ranks log, or none: from the one before on they have counted alike.
                 if self._is_logged(start, outer.since if at_boundary else before, done):
-                    said = self._log(done, summed(loss), said, at_boundary)
+                    said = self._log(done, summed(loss), samples, said, at_boundary)
                 metrics().progress(done)
                 if at_boundary:
                     self.checkpointer.step(done, state, {"loss": said.loss})
@@ -225,12 +226,14 @@ class Trainer:
         is_due = done // self._log_every > before // self._log_every
         return done > before and (is_due or before == start or done == self._steps)
 
-    def _log(self, done: int, loss: Tensor, said: _Said, at_boundary: bool) -> _Said:
-        """``loss`` is this rank's part of the mean; its own, if it trains alone."""
-        if self._world.size > 1 and at_boundary:
+    def _log(self, done: int, loss: Tensor, samples: float, said: _Said, at_boundary: bool) -> _Said:
+        """``loss`` is this rank's part of the mean; its own over ``samples``, if it trains alone."""
+        if self._world.size > 1 and self._plan.outer.lock_step:
             dist.all_reduce(loss)
-            if not self._plan.outer.lock_step:
-                loss /= self._world.size
+        elif self._world.size > 1 and at_boundary:
+            sums = torch.stack([loss * samples, torch.full_like(loss, samples)])
+            dist.all_reduce(sums)
+            loss = sums[0] / sums[1]
         now = time.perf_counter()
         mean = float(loss)
         rate = (done - said.step) / (now - said.at)

@@ -33,8 +33,7 @@ APART = """
     state = {"model": model, "optimizer": Private(optimizer), "outer": outer}
     checkpointer.restore(state)
     print("starts at", outer.step, "as", outer, flush=True)
-    while outer.step < args.steps:
-        step, worker = outer.place
+    for step, worker in outer.steps(args.steps):
         batch = torch.randn(8, 16, generator=torch.Generator().manual_seed(step * 64 + worker))
         loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
         optimizer.zero_grad()
@@ -46,8 +45,6 @@ APART = """
         log_metrics(outer.step, loss=loss)
         if at_boundary:
             checkpointer.step(outer.step, state)
-    if outer.finish():
-        checkpointer.save(outer.step, state)
     checkpointer.wait()
     if args.out and dist.get_rank() == 0:
         torch.save(model.state_dict(), args.out)

@@ -15,9 +15,10 @@ from gpuctl.trainers.compression.int8 import Int8
 from gpuctl.trainers.compression.reducers import cast_mean, exact_mean, two_hop_mean
 from gpuctl.trainers.data.sampling import mixed
 from gpuctl.trainers.exchange.interface import Mean
+from gpuctl.trainers.world import World
 
 _PIECE_BYTES = 64 << 20
-"""How much is sent at once: more would take that much more memory, and save nothing."""
+"""How much is sent at once: more would take that much more memory, and save nothing. A larger tensor travels alone."""
 _SEED = "seed before the model is made: torch.manual_seed(0)"
 
 
@@ -25,9 +26,12 @@ class GroupExchange:
     """The mean over all ranks of ``group``; by default of the job's, and of this process alone if it has none.
 
     ``codec`` is what values are turned into before they travel; none: as they are.
+
+    Raises ``BadInput`` in one of several workers that has no process group.
     """
 
     def __init__(self, codec: Int8 | Cast | None = None, group: dist.ProcessGroup | None = None) -> None:
+        World.now()  # raises if this process has yet to join the others
         self._codec = codec
         self._group = group or (dist.group.WORLD if dist.is_initialized() else None)
 
@@ -107,5 +111,5 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _digest(x: Tensor) -> int:
-    values = x.detach().contiguous().cpu().flatten().view(torch.uint8)
+    values = x.detach().resolve_conj().resolve_neg().contiguous().cpu().flatten().view(torch.uint8)
     return xxhash.xxh3_64_intdigest(values.numpy().data)

@@ -99,10 +99,6 @@ class OuterLoop(Protocol):
         boundary, which all workers come to; until then it does not wait for anybody."""
         ...
 
-    def finish(self) -> bool:
-        """Make a boundary of this moment, where all workers are at their end. ``False`` if it is one."""
-        ...
-
     def kept(self, optimizer: Optimizer) -> Any:
         """``optimizer``, as the state of a checkpoint has it."""
         ...

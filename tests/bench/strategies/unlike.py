@@ -59,7 +59,9 @@ def main(strategy: str, count: str, parts: str) -> None:
     assert isinstance(outer, LocalSteps)
     outer.attach(model)
     step = stepper(model, strategy)
-    seconds, made, mine = [], [], 0
+    seconds: list[float] = []
+    made: list[int] = []
+    mine = 0
     with part_of_a_core(float(parts.split(",")[dist.get_rank()])):
         began = time.perf_counter()
         while len(seconds) < LEARNING + int(count):

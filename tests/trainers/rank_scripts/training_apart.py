@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-from gpuctl import Checkpointer, Compressed, First, LocalSGD, Private, TopK
+from gpuctl import Cast, Checkpointer, Compressed, DiLoCo, First, LocalSGD, Private, TopK
 from gpuctl.trainers.exchange.group import GroupExchange
 from gpuctl.trainers.strategies.outer.local_steps import LocalSteps
 from gpuctl.trainers.transport.socket_bytes import SocketBytes
@@ -140,14 +140,14 @@ def by_speed(method: LocalSteps, seconds: list[float], steps: int) -> list[tuple
     method.attach(model, optimizer)
     found = []
     taken: list[tuple[int, int]] = []
-    while method.step < steps:
-        for place in method.places(steps):
-            taken.append(place)
-            descend(model, optimizer, place)
-            at += seconds[dist.get_rank()]
-            if method.after_step():
-                found.append((method.step, taken))
-                taken = []
+    for place in method.steps(steps):
+        taken.append(place)
+        descend(model, optimizer, place)
+        at += seconds[dist.get_rank()]
+        if method.after_step():
+            found.append((method.step, taken))
+            taken = []
+            at += 100.0 * dist.get_rank()  # what it does at a boundary is not a step
     return found
 
 
@@ -267,10 +267,13 @@ def plainly(folder: str, extra: bool) -> int | None:
 
 def incomplete(what: str, folder: str) -> None:
     """States from which a part of what differs is missing, or not marked."""
-    model = net()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = AdamW(model.parameters(), RATE)
     method = LocalSGD(4).attach(model, optimizer)
     state: dict[str, Any] = {"model": model, "optimizer": First(optimizer), "method": method}
+    if what == "a part":
+        state = {"part": model[0]}
     if what == "no method":
         del state["method"]
     if what == "bare optimizer":
@@ -307,6 +310,64 @@ def with_batch_norm(steps: int) -> dict[str, Any]:
         alone = weights(model)
         method.after_step()
     return {"alone": alone, "together": weights(model)}
+
+
+def with_other_buffers() -> list[Any]:
+    """Buffers before and after a boundary, those of the second rank are larger."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    model.register_buffer("angles", torch.polar(torch.ones(3), torch.arange(3.0)))
+    model.register_buffer("large", torch.tensor([2**53 + 1, 2**62 + 12345]))
+    model.register_buffer("average", torch.full((2,), float(dist.get_rank())))
+    method = LocalSGD(1).attach(model)
+    before = [buffer.tolist() for buffer in model.buffers()]
+    method.after_step()
+    return [before, [buffer.tolist() for buffer in model.buffers()]]
+
+
+def learned_once(steps: int) -> list[float]:
+    """A weight in bfloat16 that learns in the first of ``steps`` outer steps, and nothing after it: θ each time."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    nn.init.ones_(model.weight)
+    method = DiLoCo(every=1, rate=0.35, momentum=0.0).attach(model)
+    found = []
+    for step in range(steps):
+        if step == 0:
+            with torch.no_grad():
+                model.weight -= 2**-7
+        method.after_step()
+        found.append(float(method.state_dict()["weights"]["weight"]))
+    return found
+
+
+def complex_mean() -> list[complex]:
+    model = nn.ParameterDict({"z": nn.Parameter(torch.zeros(2, dtype=torch.complex64))})
+    method = LocalSGD(1, codec=Cast("bf16")).attach(model)
+    with torch.no_grad():
+        model["z"] += complex(1, 2 * dist.get_rank())
+    method.after_step()
+    found: list[complex] = model["z"].tolist()
+    return found
+
+
+def replaced() -> None:
+    model = net()
+    method = LocalSGD(1).attach(model)
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+    method.after_step()
+
+
+def two_methods(steps: int) -> tuple[int, int]:
+    """The second rank gets a notice between the two."""
+    listening = Checkpointer(str(Path(os.environ["TEST_FOLDER"], "none")))
+    one, other = LocalSGD(5).attach(net()), LocalSGD(5).attach(net(1))
+    for step in range(steps):
+        one.after_step()
+        if step == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        other.after_step()
+    assert listening.on
+    return one.step, other.step
 
 
 def frozen_later() -> None:

@@ -11,7 +11,7 @@ from gpuctl.trainers.checkpoint.load.sources import Parts
 from gpuctl.trainers.checkpoint.ranks import Ranks
 from gpuctl.trainers.checkpoint.save.uploader import TransferLimits
 from gpuctl.trainers.checkpoint.state.load_targets import LoadTargets
-from gpuctl.trainers.checkpoint.state.private import key_of
+from gpuctl.trainers.checkpoint.state.private import keys_of
 from gpuctl.trainers.checkpoint.state.state_tensors import State
 from gpuctl.trainers.world import World
 
@@ -41,7 +41,7 @@ def restore(
 
     def plan() -> None:
         manifest = read_manifest(store, entry)
-        names = [f"@plain.{key_of(name, item, rank)}" for name, item in state.items()]
+        names = {f"@plain.{key}" for name, item in state.items() for key in keys_of(name, item, rank)}
         values = read_values(manifest, [*names, f"@rng.{rank}"], parts)
         targets = LoadTargets(state, manifest, entry.path, rank, values.get)
         loading.append((manifest, targets))

@@ -117,7 +117,8 @@ class SaveSchedule:
         if self._every is None:
             return False
         if self._every != "auto":
-            before, self._asked = step - 1 if self._asked is None else self._asked, step
+            before = step - 1 if self._asked is None or self._asked >= step else self._asked
+            self._asked = step
             return step // self._every > before // self._every
         if self._since is None:
             self._since = (step, self._now())

@@ -28,7 +28,7 @@ from gpuctl.trainers.checkpoint.state.optimizers import (
     untouched,
     why_no_state,
 )
-from gpuctl.trainers.checkpoint.state.private import bare, check_not_mixed, key_of, shown
+from gpuctl.trainers.checkpoint.state.private import bare, check_not_mixed, key_of, keys_of, shown
 from gpuctl.trainers.checkpoint.state.rng import set_rng_state
 from gpuctl.trainers.checkpoint.state.state_tensors import (
     _HINT,
@@ -68,9 +68,8 @@ class LoadTargets:
         self.tensors: dict[str, torch.Tensor] = {}
         self._check_names()
         self._items = {
-            key: (name, bare(item))
+            next(key for key in keys_of(name, item, rank) if f"@plain.{key}" in manifest.values): (name, bare(item))
             for name, item in state.items()
-            if f"@plain.{(key := key_of(name, item, rank))}" in manifest.values
         }
         for key, (_, item) in self._items.items():
             self._treespecs[key] = self._parsed(f"@plain.{key}", value(f"@plain.{key}"))

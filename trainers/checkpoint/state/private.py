@@ -37,8 +37,8 @@ class First:
 class Private:
     """An optimizer, or another object with a state, of which a checkpoint keeps that of each worker.
 
-    Each worker goes on from its own. One that the checkpoint's world did not have keeps what it has: its optimizer
-    begins anew. Raises ``BadInput`` for what has no state.
+    Each worker goes on from its own; one that the checkpoint's world did not have, from the first one's. Raises
+    ``BadInput`` for what has no state.
     """
 
     def __init__(self, item: Any) -> None:
@@ -58,6 +58,11 @@ def key_of(name: str, item: Any, rank: int) -> str:
     return f"{_PRIVATE}{rank}.{name}" if isinstance(item, Private) else name
 
 
+def keys_of(name: str, item: Any, rank: int) -> list[str]:
+    """Where ``rank`` finds ``item``, the best first."""
+    return [key_of(name, item, rank), key_of(name, item, 0)]
+
+
 def shown(key: str) -> str:
     """A key of ``key_of``, as messages have it."""
     if key.startswith(_PRIVATE):
@@ -71,16 +76,21 @@ _METHODS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]] = weakref.WeakK
 def trains_apart(model: nn.Module, method: Any) -> None:
     """Note that ``model`` is another one on each worker, but where ``method`` says so: its ``state_dict`` raises where
     it is not the same. From now on a state that has ``model`` must have ``method``, too."""
-    _METHODS[model] = weakref.ref(method)
+    for module in model.modules():
+        _METHODS[module] = weakref.ref(method)
 
 
 def method_of(model: nn.Module) -> Any | None:
-    """The method that trains ``model``, or a part of it, apart."""
-    if _METHODS:
-        for module in model.modules():
-            if module in _METHODS:
-                return _METHODS[module]()
+    """The method that trains ``model``, a part of it or what it is a part of, apart."""
+    for module in model.modules() if _METHODS else ():
+        if module in _METHODS and (method := _METHODS[module]()) is not None:
+            return method
     return None
+
+
+def is_alone(method: Any) -> bool:
+    """Whether no other method of this process trains a model apart."""
+    return all(other() in (None, method) for other in _METHODS.values())
 
 
 def check_not_mixed(state: Mapping[str, Any]) -> None:
@@ -90,13 +100,13 @@ def check_not_mixed(state: Mapping[str, Any]) -> None:
         if method is not None and not any(item is method for item in state.values()):
             raise BadInput(
                 f"{name!r} of the state is trained by {method!r}, which the state lacks",
-                "add it, since workers hold the same weights only where it says so",
+                "add it, since workers hold the same weights only where it says so; or load weights before attach()",
             )
     method = next((one for one in methods.values() if one is not None), None)
     if method is None:
         return
     for name, item in state.items():
-        if isinstance(item, Optimizer) or (isinstance(item, nn.Module) and methods[name] is None):
+        if isinstance(item, Optimizer) or (isinstance(item, nn.Module) and methods[name] is None and item.state_dict()):
             raise BadInput(
                 f"{name!r} of the state may be another one on each worker, since {method!r} trains them apart",
                 f"keep First({name}), the first worker's, or Private({name}), that of each",
@@ -104,6 +114,8 @@ def check_not_mixed(state: Mapping[str, Any]) -> None:
 
 
 def _with_state(keeper: object, item: Any) -> Any:
+    if getattr(item, "is_strategy", False):
+        raise BadInput(f"{item!r} is the same on all workers", f"keep it without {type(keeper).__name__}")
     if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
         return item
     raise BadInput(

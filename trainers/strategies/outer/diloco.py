@@ -68,8 +68,8 @@ class DiLoCo(LocalSteps):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``LocalSteps``. Another rate or momentum is welcome."""
-        super().load_state_dict(state)
         _, local = self._attached()
-        local.check_names(state["momentum"])
+        local.check_names(state.get("momentum", {}))
+        super().load_state_dict(state)
         for name, b in state["momentum"].items():
             self._b[name].copy_(b)

@@ -45,10 +45,6 @@ class EveryStep:
         self.step += 1
         return True
 
-    def finish(self) -> bool:
-        """See ``OuterLoop``."""
-        return False
-
     def kept(self, optimizer: Optimizer) -> Any:
         """See ``OuterLoop``: the same on all ranks."""
         return optimizer

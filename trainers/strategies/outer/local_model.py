@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,22 +21,24 @@ class LocalModel:
     """
 
     def __init__(self, model: nn.Module, method: str) -> None:
-        if isinstance(model, DistributedDataParallel):
-            raise BadInput(
-                f"{method} averages weights now and then, and DDP gradients in each step",
-                "give it the model without DDP",
-            )
+        for module in model.modules():
+            if isinstance(module, DistributedDataParallel):
+                raise BadInput(
+                    f"{method} averages weights now and then, and DDP gradients in each step",
+                    "give it the model without DDP",
+                )
+            if isinstance(module, FSDPModule | FullyShardedDataParallel):
+                raise BadInput(f"the model is sharded, and {method} averages whole weights", "leave out FSDP")
         self.model = model
         self._method = method
         trained = self._trained()
-        if sharded := [name for name, parameter in trained.items() if isinstance(parameter, DTensor)]:
-            raise BadInput(f"{sharded[0]!r} is sharded, and {method} averages whole weights", "leave out FSDP")
         if not trained:
             raise BadInput(
                 f"{type(model).__name__} has no parameters that require a gradient", "there is nothing to train in it"
             )
         self.names = list(trained)
-        self._parameters = list(trained.values())
+        self._attached = trained
+        self._parameters = [torch.view_as_real(p.detach()) if p.is_complex() else p for p in trained.values()]
         self.theta: list[Tensor] = []
         """The weights of the last boundary, in 32 bits at least, in the order of ``names``."""
         self.take_weights({})
@@ -66,11 +68,12 @@ class LocalModel:
         return {name: theta for name, theta, parameter in every if theta.dtype != parameter.dtype}
 
     def deltas(self) -> list[Tensor]:
-        """Δᵢ = θ − θᵢ: what this worker has learned, as a gradient."""
-        return [theta - parameter for theta, parameter in zip(self.theta, self._parameters, strict=True)]
+        """Δᵢ = θ − θᵢ: what this worker has learned, as a gradient. It began with θ as wide as its own weights are."""
+        every = zip(self.theta, self._parameters, strict=True)
+        return [theta.to(parameter.dtype).to(theta.dtype) - parameter for theta, parameter in every]
 
     def averages(self) -> list[Tensor]:
-        """Buffers that are saved and are numbers, in 64 bits."""
+        """Buffers that are saved and that training changes: real numbers, and BatchNorm's counts; in 64 bits."""
         return [buffer.double() for buffer in self._buffers()]
 
     def become_theta(self, averages: list[Tensor]) -> None:
@@ -101,13 +104,23 @@ class LocalModel:
                 f"{self._method} was attached",
                 "freeze parameters before attach()",
             )
+        for name, parameter in now.items():
+            if parameter is not self._attached[name]:
+                raise BadInput(
+                    f"parameter {name!r} is not the one that {self._method} was attached to",
+                    "load weights before attach(), and without assign=True",
+                )
 
     def _trained(self) -> dict[str, Tensor]:
         return {name: parameter for name, parameter in self.everything().items() if parameter.requires_grad}
 
     def _buffers(self) -> list[Tensor]:
         saved = self.model.state_dict(keep_vars=True)
-        return [buffer for name, buffer in self.model.named_buffers() if name in saved and buffer.dtype != torch.bool]
+        return [
+            buffer
+            for name, buffer in self.model.named_buffers()
+            if name in saved and (buffer.is_floating_point() or name.endswith("num_batches_tracked"))
+        ]
 
 
 def _bare_name(name: str) -> str:

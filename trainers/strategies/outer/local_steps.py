@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs.strategy import BALANCES, KEPT, one_of, whole
 from gpuctl.trainers import stop_signal
-from gpuctl.trainers.checkpoint.state.private import First, Private, method_of, trains_apart
+from gpuctl.trainers.checkpoint.state.private import First, Private, is_alone, method_of, trains_apart
 from gpuctl.trainers.compression.cast import Cast
 from gpuctl.trainers.compression.int8 import Int8
 from gpuctl.trainers.compression.topk import TopK
@@ -136,20 +137,35 @@ class LocalSteps(ABC):
             self._plan(stop)
         return [self._place(made) for made in range(self._made, self._share)]
 
+    def steps(self, stop: int) -> Iterator[Place]:
+        """For a loop of one's own: the places of this worker's steps until step ``stop`` of the run, where the last
+        boundary is::
+
+            for step, worker in diloco.steps(1000):
+                ...
+                if diloco.after_step():
+                    checkpointer.step(diloco.step, state)
+        """
+        while self.step < stop:
+            if not self._made:
+                self._plan(stop)
+            yield self.place
+
     def after_step(self, samples: float = 1.0) -> bool:
-        """See ``OuterLoop``."""
+        """See ``OuterLoop``. Raises ``BadInput`` for a number of samples that is none."""
         exchange, local = self._attached()
+        if not (isfinite(samples) and samples > 0):
+            raise BadInput(f"samples={samples!r} is not what a step is made of", "use a number above 0")
         self._made += 1
         self._samples += samples
-        is_cut = self._made < self._share and self._cuts < _MOST_CUTS and stop_signal.is_asked()
-        if self._made < self._share and not is_cut:
+        if self._made < self._share and not self._is_cut():
             return False
-        self._cuts += is_cut
+        self._cuts += self._made < self._share
         self._meet(exchange, local)
         return True
 
     def finish(self) -> bool:
-        """See ``OuterLoop``."""
+        """Make a boundary of this moment, to which all workers have come with as many steps. ``False`` if it is one."""
         exchange, local = self._attached()
         if not self._made:
             return False
@@ -215,9 +231,10 @@ class LocalSteps(ABC):
         done, made, seconds, asked = ([of[i] for of in mean.told] for i in range(4))
         if min(done) < max(done) and exchange.worker == 0:
             counts = ", ".join(f"{count:.0f} of {share}" for count, share in zip(made, self._shares, strict=True))
+            why = "asked to stop" if any(asked) else "at the end"
             say(
-                f"workers made {counts} steps from step {self._base} on, when they were asked to stop; training goes "
-                f"on from step {self._base + max(done):.0f} without the rest of their data"
+                f"{why}: workers have made {counts} steps from step {self._base} on; training goes on from step "
+                f"{self._base + max(done):.0f} without the rest of their data"
             )
         self._before, self._base = self._base, self._base + int(max(done))
         if all(asked):
@@ -235,8 +252,13 @@ class LocalSteps(ABC):
         self._shares = [self._length] * workers
         if self.balance == "speed" and self._speeds:
             self._shares = speeds.shares(self._length * workers, self._speeds)
-        self._share = max(1, self._shares[exchange.worker])
+        self._share = self._shares[exchange.worker]
         self._made, self._samples, self._began = 0, 0.0, self._clock()
+
+    def _is_cut(self) -> bool:
+        """Whether to end the outer step now. With two methods in a process, a notice between them would cut one of them
+        only."""
+        return self._cuts < _MOST_CUTS and stop_signal.is_asked() and is_alone(self)
 
     def _place(self, made: int) -> Place:
         exchange, _ = self._attached()

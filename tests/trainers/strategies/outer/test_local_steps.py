@@ -90,13 +90,15 @@ def test_a_checkpoint_is_for_any_number_of_workers(inner: str, worlds: tuple[int
     told = run(after, training_apart.resumed, DiLoCo(every=6), str(tmp_path), KEEPERS[inner], 10)
     for worker, (step, at, moments, end) in enumerate(told):
         assert step == 4 and close(at, told[0][1], 0) and close(end, told[0][3], 0)
-        # A worker that was not there begins with an optimizer that has seen nothing.
-        assert bool(moments) == (inner == "first" or worker < before)
+        # A worker that was not there goes on with the first one's optimizer.
+        of_first = all((moments[index] == told[0][2][index]).all() for index in moments)
+        assert of_first == (inner == "first" or worker in (0, before))
 
 
 @pytest.mark.parametrize(
     ("what", "message"),
     [
+        ("a part", "'part' of the state is trained by LocalSGD(every=4), which the state lacks"),
         ("no method", "'model' of the state is trained by LocalSGD(every=4), which the state lacks"),
         (
             "bare optimizer",
@@ -156,6 +158,32 @@ def test_workers_that_begin_apart_are_told(how: str, message: str) -> None:
             assert isinstance(end.error, BadInput) and end.error.message == message, end.said
 
 
+def test_only_what_training_changes_is_averaged_of_the_buffers() -> None:
+    for before, after in run(2, training_apart.with_other_buffers):
+        assert after == [before[0], before[1], [0.5, 0.5]]
+
+
+def test_complex_weights_are_averaged_whole() -> None:
+    assert run(2, training_apart.complex_mean) == [[1 + 1j, 1 + 1j]] * 2
+
+
+def test_parameters_must_be_those_that_were_attached() -> None:
+    with Ranks(1, training_apart.replaced) as ranks:
+        (end,) = ranks.wait()
+    assert "parameter 'weight' is not the one that LocalSGD(every=1) was attached to" in str(end.error)
+
+
+def test_a_notice_cuts_neither_of_two_methods(tmp_path: Path) -> None:
+    told = run(2, training_apart.two_methods, 10, env={"TEST_FOLDER": str(tmp_path)})
+    assert told == [(10, 10)] * 2
+
+
+def test_a_worker_that_has_not_joined_the_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match="it has no process group yet"):
+        LocalSGD(4).attach(nn.Linear(2, 2))
+
+
 def test_what_is_trained_stays_the_same() -> None:
     with Ranks(1, training_apart.frozen_later) as ranks:
         (end,) = ranks.wait()
@@ -180,6 +208,8 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: LocalSGD(4, codec="bf16"), "'bf16' is not a codec"),  # type: ignore[arg-type]
         (lambda: First(3), "First(3) has no state to keep"),
         (lambda: LocalSGD(4).after_step(), "LocalSGD(every=4) has no model yet"),
+        (lambda: LocalSGD(4).attach(nn.Linear(2, 2)).after_step(0), "samples=0 is not what a step is made of"),
+        (lambda: Private(LocalSGD(4)), "LocalSGD(every=4) is the same on all workers"),
         (lambda: LocalSGD(4).attach(nn.Tanh()), "Tanh has no parameters that require a gradient"),
     ]
     for made, message in refusals:
