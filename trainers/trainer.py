@@ -8,7 +8,6 @@ that did not; with as many nodes as before, on CPU, its weights are the same to 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from torch.utils.data import Dataset
 
 from gpuctl.cluster.checkpoints.retention import Retention
 from gpuctl.cluster.errors import BadInput
-from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.checkpoint.checkpointer import Checkpointer
 from gpuctl.trainers.data.batches import Batches, MicroBatch, length_of
 from gpuctl.trainers.data.sampling import Place, Sampling, mixed, slice_of
@@ -33,7 +31,7 @@ from gpuctl.trainers.strategies.gradient.synchronous import ddp
 from gpuctl.trainers.strategies.gradients import Gradients, Parts, normalized, summed
 from gpuctl.trainers.strategies.interface import Strategy
 from gpuctl.trainers.strategies.plan import Plan
-from gpuctl.trainers.world import World
+from gpuctl.trainers.world import World, join_process_group
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _BF16 = "use precision='bf16', or no strategy"
@@ -101,7 +99,7 @@ class Trainer:
             )
         if precision == "fp16" and torch.cuda.is_available() and plan.exchange.keeps_gradients:
             raise BadInput(f"fp16 scales gradients by a factor that changes, and {plan.exchange} keeps some", _BF16)
-        self.device = _join_process_group(alone=not plan.is_exact)
+        self.device = join_process_group(alone=not plan.is_exact)
         self.model = model.to(self.device)
         self.checkpointer = Checkpointer(checkpoints, every=checkpoint_every, keep=checkpoint_keep)
         self._optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
@@ -281,23 +279,3 @@ class _Said:
     step: int
     at: float
     loss: float = math.nan
-
-
-def _join_process_group(alone: bool) -> torch.device:
-    """This rank's device; the process group is made if a launcher started several workers and the script made none.
-
-    ``alone``: also one of this process alone, if nobody started others.
-    """
-    world = World.of_env()
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", world.local_rank)
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if "WORLD_SIZE" in os.environ and world.size > 1 and not dist.is_initialized():
-        dist.init_process_group(backend)
-        gloo_exit.install()
-    elif alone and not dist.is_initialized():
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        gloo_exit.install()
-    return device

@@ -6,9 +6,11 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from gpuctl.cluster.errors import BadInput
+from gpuctl.trainers import gloo_exit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,26 @@ class World:
                 "call torch.distributed.init_process_group() first",
             )
         return told
+
+
+def join_process_group(alone: bool) -> torch.device:
+    """This rank's device; the process group is made if a launcher started several workers and the script made none.
+
+    ``alone``: also one of this process alone, if nobody started others.
+    """
+    world = World.of_env()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", world.local_rank)
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if "WORLD_SIZE" in os.environ and world.size > 1 and not dist.is_initialized():
+        dist.init_process_group(backend)
+        gloo_exit.install()
+    elif alone and not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        gloo_exit.install()
+    return device
 
 
 def job_store(name: str, patience: timedelta | None = None) -> dist.Store:
