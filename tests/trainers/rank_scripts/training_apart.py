@@ -226,7 +226,7 @@ def resumed(
             parameter.fill_(0.0)
     optimizer = AdamW(model.parameters(), RATE)
     method.attach(model, optimizer)
-    step = Checkpointer(folder).restore({"model": model, "optimizer": keep(optimizer), "method": method})
+    step = Checkpointer(folder).restore({"method": method, "model": model, "optimizer": keep(optimizer)})
     at, moments = weights(model), {}
     if optimizer.state:
         moments = {index: optimizer.state[p]["exp_avg"].numpy().copy() for index, p in enumerate(model.parameters())}

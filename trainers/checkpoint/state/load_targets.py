@@ -89,11 +89,9 @@ class LoadTargets:
         return view
 
     def finish(self) -> None:
-        """Hand the loaded values to their owners, models first: a strategy may look at them. A rank that the
-        checkpoint's world did not have keeps its own random number generators."""
-        for key, (name, item) in sorted(
-            self._items.items(), key=lambda one: not isinstance(one[1][1], torch.nn.Module)
-        ):
+        """Hand the loaded values to their owners. A rank that the checkpoint's world did not have keeps its own random
+        number generators."""
+        for key, (name, item) in self._items.items():
             _set(name, item, unflatten_state(self._treespecs[key], self.tensors), self._state)
         if self._rng is not None:
             set_rng_state(unflatten_state(self._rng, {}), gpus_of(self.tensors.values()))
