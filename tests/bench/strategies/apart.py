@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import mean, median
 
 from tests.bench.network import Network
@@ -31,11 +32,14 @@ def utilisation(settings: Settings) -> list[Row]:
     with launch.machines() as net:
         for part in (0.2,) if settings.fast else links.UTILISATIONS:
             link = links.link_of(net, part)
-            ours, allowed, note = _computing(net, EVERY)
-            met = ours >= _PART_BAR * allowed
-            note = f"{link.mbit:.1f} Mbit/s, where DDP computes for {link.compute_s / link.ddp_s:.1%}: {note}"
-            name = f"utilisation_{part:g}_diloco_{EVERY}"
-            rows.append(Row(name, ours, allowed, "of the time", f">= {_PART_BAR:g} x", met, note))
+            took = _computing(net, EVERY)
+            met = took.part >= _PART_BAR * took.allowed
+            note = f"{link.mbit:.1f} Mbit/s, where DDP computes for {link.compute_s / link.ddp_s:.1%}: {took.note}"
+            name = f"utilisation_{part:g}_diloco"
+            rows.append(Row(name, took.part, took.allowed, "of the time", f">= {_PART_BAR:g} x", met, note))
+            rows.append(Row(f"step_{part:g}_diloco", took.outer_s / EVERY, link.ddp_s, "s", "", None))
+        sent = took.sent / EVERY / 1e6
+        rows.append(Row("bytes_diloco", sent, links.step(net, "exact", 3)["sent"] / 1e6, "MB a step", "", None))
     return rows
 
 
@@ -105,8 +109,8 @@ def grid(settings: Settings) -> list[Row]:
             ddp = links.step_s(net, "exact")
             rows.append(Row(f"grid_{mbit}_ddp", compute / ddp, None, "of the time", "", None))
             for every in GRID_EVERY:
-                ours, allowed, note = _computing(net, every)
-                rows.append(Row(f"grid_{mbit}_h{every}", ours, allowed, "of the time", "", None, note))
+                took = _computing(net, every)
+                rows.append(Row(f"grid_{mbit}_h{every}", took.part, took.allowed, "of the time", "", None, took.note))
     runs, count = RUNS, 400 if settings.fast else STEPS
     rate = runs.best_rate(count)
     exact = runs.last("exact", count, SEEDS[0], rate)
@@ -117,11 +121,37 @@ def grid(settings: Settings) -> list[Row]:
     return rows
 
 
-def _computing(net: Network, every: int) -> tuple[float, float, str]:
-    """The part of the time that workers compute, what arithmetic allows, and of what that was made."""
-    step_s = links.step_s(net, "compute")
-    exchange_s = links.step_s(net, "network")
-    outer_s = median(links.apart(net, diloco(every, 0), max(2, 8 // every))["seconds"])
-    allowed = 1 / (1 + exchange_s / (every * step_s))
-    note = f"{every} steps of {step_s:.3f} s and an exchange of {exchange_s:.2f} s took {outer_s:.2f} s"
-    return every * step_s / outer_s, allowed, note
+@dataclass(frozen=True, slots=True)
+class _Took:
+    """What an outer step took."""
+
+    step_s: float
+    """Of computing alone."""
+    exchange_s: float
+    """Of an exchange alone."""
+    outer_s: float
+    every: int
+    sent: float
+
+    @property
+    def part(self) -> float:
+        """Of the time, that workers compute."""
+        return self.every * self.step_s / self.outer_s
+
+    @property
+    def allowed(self) -> float:
+        """The same, by arithmetic."""
+        return 1 / (1 + self.exchange_s / (self.every * self.step_s))
+
+    @property
+    def note(self) -> str:
+        return (
+            f"{self.every} steps of {self.step_s:.3f} s and an exchange of {self.exchange_s:.2f} s took "
+            f"{self.outer_s:.2f} s"
+        )
+
+
+def _computing(net: Network, every: int) -> _Took:
+    step_s, exchange_s = links.step_s(net, "compute"), links.step_s(net, "network")
+    told = links.apart(net, diloco(every, 0), max(2, 8 // every))
+    return _Took(step_s, exchange_s, median(told["seconds"]), every, told["sent"])

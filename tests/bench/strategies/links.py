@@ -35,7 +35,7 @@ class Link:
 def sent_bytes(_: Settings) -> list[Row]:
     """What each rank sends in a step, by its sockets, beside the exact mean."""
     with launch.machines() as net:
-        sent = {method: _step(net, method, 3)["sent"] / 1e6 for method in METHODS}
+        sent = {method: step(net, method, 3)["sent"] / 1e6 for method in METHODS}
     matrices, others = values()
     # (N-1) × the encoded matrices, over 2(N-1)/N × all values; and what is sent dense.
     implied = sum(map(TopK(0.01).wire_bytes, matrices)) / (4 * sum(matrices) + 4 * others)
@@ -58,7 +58,7 @@ def overlap(_: Settings) -> list[Row]:
     """On links where the network alone takes half as long as computing alone, and as long. With more to compute than
     elsewhere: ranks share cores here, and what is sent fast takes them from what is computed."""
     with launch.machines() as net:
-        compute = float(median(_step(net, "compute", 5, windows=_MORE)["seconds"]))
+        compute = float(median(step(net, "compute", 5, windows=_MORE)["seconds"]))
         return [row for part in (0.5, 1.0) for row in _overlap(net, compute, part)]
 
 
@@ -66,11 +66,11 @@ def _overlap(net: Network, compute: float, part: float) -> list[Row]:
     """Forward, a third of a step, hides nothing: no gradient is there yet."""
     trace = str(launch.ROOT / "build" / "bench-strategies-trace.json")
     _shape(net, _mbit_for(compute * part))
-    network = median(_step(net, "network", 5)["seconds"])
+    network = median(step(net, "network", 5)["seconds"])
     least, most = max(compute, network), compute + network
     rows = []
     for how, name in (("exact", "overlap_ddp"), ("document", "overlap_document")):
-        took = median(_step(net, how, 5, *([trace] if how == "exact" else []), windows=_MORE)["seconds"])
+        took = median(step(net, how, 5, *([trace] if how == "exact" else []), windows=_MORE)["seconds"])
         hidden = (most - took) / (most - least)
         bar, met = (">= 0.5", hidden >= 0.5) if how == "exact" else ("", None)
         note = (
@@ -89,7 +89,7 @@ def links(settings: Settings) -> list[Row]:
             link = link_of(net, utilisation)
             for method in METHODS:
                 count = 3 if method == "exact" else 5
-                took = link.ddp_s if method == "exact" else median(_step(net, method, count)["seconds"])
+                took = link.ddp_s if method == "exact" else median(step(net, method, count)["seconds"])
                 note = f"{link.mbit:.1f} Mbit/s; utilisation {link.compute_s / took:.1%}"
                 rows.append(Row(f"step_{utilisation:g}_{short(method)}", took, link.ddp_s, "s", "", None, note))
     return rows
@@ -99,12 +99,12 @@ def link_of(net: Network, utilisation: float) -> Link:
     """Find the rate, first by DDP's bytes and then by its steps."""
     for machine in range(launch.RANKS):
         net.shape(machine, 10_000)
-    compute = median(_step(net, "compute", 10)["seconds"])
+    compute = median(step(net, "compute", 10)["seconds"])
     wanted = compute / utilisation
     mbit = _mbit_for(wanted - compute)
     for _ in range(2):
         _shape(net, mbit)
-        took = median(_step(net, "exact", 3)["seconds"])
+        took = median(step(net, "exact", 3)["seconds"])
         if abs(took / wanted - 1) < 0.1:
             break
         mbit *= max(0.2, (took - compute) / (wanted - compute))
@@ -113,7 +113,7 @@ def link_of(net: Network, utilisation: float) -> Link:
 
 def step_s(net: Network, method: str) -> float:
     """Median of five steps."""
-    return float(median(_step(net, method, 5)["seconds"]))
+    return float(median(step(net, method, 5)["seconds"]))
 
 
 def apart(net: Network, method: str, count: int) -> dict[str, Any]:
@@ -144,6 +144,7 @@ def _shape(net: Network, mbit: float) -> None:
         net.shape(machine, mbit)
 
 
-def _step(net: Network, method: str, count: int, *trace: str, windows: int = WINDOWS) -> dict[str, Any]:
+def step(net: Network, method: str, count: int, *trace: str, windows: int = WINDOWS) -> dict[str, Any]:
+    """Seconds of ``count`` steps, and the bytes of one."""
     told: dict[str, Any] = launch.ranks(net, RANK, "step", method, str(count), str(windows), *trace)
     return told

@@ -40,6 +40,7 @@ def main() -> None:
     options = session.parsed(__doc__, rows, path, fast_runs=1, asked=["grid"])
     code = session.run(options, rows)
     picture.draw(losses.CURVES, ROOT / "build" / "bench-strategies.png")
+    picture.draw_on_link(losses.CURVES, path, ROOT / "build" / "bench-strategies-link.png")
     sys.exit(code)
 
 

@@ -1,4 +1,4 @@
-"""What compression costs, as a picture: validation losses on the way, and how they end at several densities."""
+"""Pictures: what compression costs in steps, and what all ways bring in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ _WAYS = {
     "powersgd:rank=4": ("PowerSGD, rank 4", "tab:orange"),
     "topk:ratio=0.01": ("top-k, 1 %", "tab:blue"),
 }
+_ON_LINK = {
+    "exact": ("exact", "exact", "0.4"),
+    "powersgd:rank=4": ("PowerSGD, rank 4", "powersgd", "tab:orange"),
+    "topk:ratio=0.01": ("top-k, 1 %", "topk", "tab:blue"),
+    "diloco:every=50,warmup_steps=50": ("DiLoCo, H = 50", "diloco", "tab:green"),
+}
+"""Strategies with their names in the picture and in rows."""
+_SYNCHRONOUS = {"diloco": 50}
+"""Steps at the beginning that cost as much as those of exact."""
 Curves = dict[str, list[tuple[int, float]]]
 
 
@@ -31,6 +40,38 @@ def draw(curves: Path, picture: Path) -> None:
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+
+
+def draw_on_link(curves: Path, rows: Path, picture: Path) -> None:
+    """Losses by seconds and by bytes on the link where DDP computes for 5 % of its step, where all of it was measured.
+
+    Steps take as long, and send as much, as those of the transformer that is measured on links; losses are of the small
+    model that is trained.
+    """
+    if not (curves.exists() and rows.exists()):
+        return
+    runs: Curves = json.loads(curves.read_text())
+    measured = {row["name"]: row for row in json.loads(rows.read_text())}
+    rate = next((key.split()[3] for key in runs if key.startswith("diloco")), None)
+    figure, both = plt.subplots(1, 2, figsize=(10, 3.8))
+    for strategy, (label, name, color) in _ON_LINK.items():
+        curve = runs.get(f"{strategy} 4000 1 {rate}")
+        for axes, row, scale in zip(both, ("step_0.05_{}", "bytes_{}"), (3600, 1000), strict=True):
+            exact = measured.get(row.format("topk"), {}).get("reference")
+            ours = exact if name == "exact" else measured.get(row.format(name), {}).get("ours")
+            if curve and ours and exact:
+                first = _SYNCHRONOUS.get(name, 0)
+                spent = [(min(step, first) * exact + max(0, step - first) * ours) / scale for step, _ in curve]
+                axes.plot(spent, [loss for _, loss in curve], label=label, color=color)
+    for axes, unit in zip(both, ("hours", "GB that each rank sends"), strict=True):
+        axes.set_xscale("log")
+        axes.set_xlabel(unit)
+        axes.set_ylabel("validation loss, nats a byte")
+        axes.spines[["top", "right"]].set_visible(False)
+    both[0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(picture, dpi=120)
     plt.close(figure)
