@@ -13,7 +13,7 @@ from tests.bench.table import Row
 
 STEPS = 4000
 SEEDS = (1, 2, 3)
-RATES = (4e-3, 8e-3, 16e-3)
+RATES = (8e-3, 16e-3, 32e-3, 64e-3)
 CURVES = launch.ROOT / "build" / "bench-strategies-curves.json"
 LONGER = {TOP_K: 1.25, POWER_SGD: 1.1}
 """How many times as many steps a method may take to come to DDP's loss."""
