@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 
 import matplotlib as mpl
@@ -55,10 +56,9 @@ def draw_on_link(curves: Path, rows: Path, picture: Path) -> None:
         return
     runs: Curves = json.loads(curves.read_text())
     measured = {row["name"]: row for row in json.loads(rows.read_text())}
-    rate = next((key.split()[3] for key in runs if key.startswith("diloco")), None)
     figure, both = plt.subplots(1, 2, figsize=(10, 3.8))
     for strategy, (label, name, color) in _ON_LINK.items():
-        curve = runs.get(f"{strategy} 4000 1 {rate}")
+        curve = _best(runs, strategy)
         for axes, row, scale in zip(both, ("step_0.05_{}", "bytes_{}"), (3600, 1000), strict=True):
             exact = measured.get(row.format("topk"), {}).get("reference")
             ours = exact if name == "exact" else measured.get(row.format(name), {}).get("ours")
@@ -78,27 +78,35 @@ def draw_on_link(curves: Path, rows: Path, picture: Path) -> None:
 
 
 def _on_the_way(axes: Axes, runs: Curves) -> None:
-    """Of the first seed, at the rate that all methods share."""
-    longest = max((int(key.split()[1]) for key in runs if key.startswith("exact")), default=0)
-    rate = next((key.split()[3] for key in runs if key.startswith("powersgd")), None)
+    """Of the first seed, each at its best rate."""
     for strategy, (label, color) in _WAYS.items():
-        if curve := runs.get(f"{strategy} {longest} 1 {rate}"):
+        if curve := _best(runs, strategy):
             axes.plot(*zip(*curve, strict=True), label=label, color=color)
     axes.set_xlabel("steps")
     axes.set_ylabel("validation loss, nats a byte")
 
 
+def _best(runs: Curves, strategy: str) -> list[tuple[int, float]] | None:
+    """The run of 4,000 steps with the first seed that ends best."""
+    found = [curve for key, curve in runs.items() if key.startswith(f"{strategy} 4000 1 ")]
+    return min(found, key=lambda curve: curve[-1][1], default=None)
+
+
 def _by_density(axes: Axes, runs: Curves) -> None:
-    """The loss at the end, over that of exact after the same steps."""
-    ends = {tuple(key.split()): curve[-1][1] for key, curve in runs.items()}
-    for steps, marker in (("1000", "o"), ("4000", "s")):
+    """The loss at the end, over that of exact after the same steps, each at its best rate."""
+    ends: dict[tuple[str, str], float] = {}
+    for key, curve in runs.items():
+        strategy, steps, seed, _ = key.split()
+        if seed == "1":
+            ends[strategy, steps] = min(curve[-1][1], ends.get((strategy, steps), inf))
+    for count, marker in (("1000", "o"), ("4000", "s")):
         found = sorted(
-            (float(strategy.partition("=")[2]), end / ends["exact", steps, "1", rate])
-            for (strategy, count, seed, rate), end in ends.items()
-            if strategy.startswith("topk") and (count, seed) == (steps, "1") and ("exact", steps, "1", rate) in ends
+            (float(strategy.partition("=")[2]), end / ends["exact", count])
+            for (strategy, steps), end in ends.items()
+            if strategy.startswith("topk") and steps == count and ("exact", count) in ends
         )
         if found:
-            axes.plot(*zip(*found, strict=True), marker=marker, label=f"{steps} steps")
+            axes.plot(*zip(*found, strict=True), marker=marker, label=f"{count} steps")
     axes.axhline(1, color="0.4", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("part of the values that top-k sends")
