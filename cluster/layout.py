@@ -13,6 +13,11 @@
     rank0/<version>                            ledger of Rank0
     queue/<version>                            ledger of job ids: the line
     code/<sha256>.tar.zst                      packed folders, each once
+    environments/requests/<digest>.json        ResolvedRequest
+    environments/building/<digest>.json        EnvironmentBuild
+    environments/built/<digest>/…              Environment and its archives
+    environments/used/<digest>/<job>           empty: a job that ran in it
+    environments/wheels/<sha256>/<name>        wheels that ``train --wheels`` has sent
     stays/<node>.json                          MachineUsage
     jobs/<job>/spec.json                       JobSpec
     jobs/<job>/cancel                          CancelRequest
@@ -43,6 +48,7 @@ RANK0 = "rank0"
 QUEUE = "queue"
 JOBS = "jobs"
 MINGLE = "mingle"
+ENVIRONMENTS = "environments"
 
 
 def runs(run_id: str) -> str:
@@ -83,6 +89,30 @@ def machine_usage(name: str) -> str:
 
 def code(digest: str) -> str:
     return f"code/{digest}.tar.zst"
+
+
+def environment_request(digest: str) -> str:
+    return f"{ENVIRONMENTS}/requests/{digest}.json"
+
+
+def environment_build(request: str) -> str:
+    return f"{ENVIRONMENTS}/building/{request}.json"
+
+
+def environment(digest: str) -> str:
+    return f"{ENVIRONMENTS}/built/{digest}/environment.json"
+
+
+def environment_archive(digest: str, sha256: str) -> str:
+    return f"{ENVIRONMENTS}/built/{digest}/{sha256}.tar.zst"
+
+
+def environment_use(digest: str, job: str) -> str:
+    return f"{ENVIRONMENTS}/used/{digest}/{job}"
+
+
+def wheel(sha256: str, name: str) -> str:
+    return f"{ENVIRONMENTS}/wheels/{sha256}/{name}"
 
 
 def job_spec(job: str) -> str:

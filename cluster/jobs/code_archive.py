@@ -18,13 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from gpuctl.cluster import layout
-from gpuctl.cluster.errors import BadInput, CorruptRecord, StoreUnavailable
+from gpuctl.cluster.errors import BadInput, CorruptRecord
 from gpuctl.cluster.jobs.code_survey import Item
 from gpuctl.cluster.storage.bucket import Bucket
-from gpuctl.cluster.storage.error_mapping import shown
+from gpuctl.cluster.storage.upload import upload_file
 
 _CHUNK_BYTES = 8 * 1024 * 1024
-_ONE_PUT_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,7 @@ def is_there(bucket: Bucket, digest: str) -> bool:
 
 def upload(bucket: Bucket, code: PackedCode, on_bytes: Callable[[int], None] = lambda _: None) -> None:
     """Send it; no harm is done if the bucket has it. ``on_bytes`` takes how many more were sent."""
-    key = layout.code(code.digest)
-    if code.bytes > _ONE_PUT_BYTES:
-        _stream(bucket, key, code.path, on_bytes)
-        return
-    bucket.create(key, code.path.read_bytes())
-    on_bytes(code.bytes)
+    upload_file(bucket, layout.code(code.digest), code.path, on_bytes)
 
 
 def unpack(source: bytes | Path, folder: Path, digest: str | None = None) -> None:
@@ -176,21 +170,3 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> Non
 def _is_inside(folder: Path, name: PurePosixPath) -> bool:
     """Through the links that have been unpacked so far."""
     return Path(os.path.realpath(folder / name)).is_relative_to(os.path.realpath(folder))
-
-
-def _stream(bucket: Bucket, key: str, path: Path, on_bytes: Callable[[int], None]) -> None:
-    """Upload in parts, so that a slow line needs no single long request. Not create-only: the name is the content."""
-    import obstore
-    from obstore.exceptions import BaseError
-
-    def chunks(file: IO[bytes]) -> Iterator[bytes]:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
-            on_bytes(len(chunk))
-
-    with path.open("rb") as file:
-        try:
-            obstore.put(bucket.raw, key, chunks(file), chunk_size=_CHUNK_BYTES)
-        except (BaseError, OSError) as error:
-            reason = str(error).split("\n", 1)[0]
-            raise StoreUnavailable(f"the upload to {shown(bucket.url)} failed: {reason}", "try again") from error

@@ -21,6 +21,7 @@ from gpuctl.cluster.agreement.ledger import Ledger, Version
 from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError, StoreUnavailable
 from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.codec import decode, encode
+from gpuctl.cluster.records.environments import EnvironmentSource
 from gpuctl.cluster.records.jobs import CancelRequest, JobSpec
 from gpuctl.cluster.records.rounds import JobOutcome, Round
 from gpuctl.cluster.retry import ATTEMPTS
@@ -51,6 +52,7 @@ class JobRequest:
     max_restarts: int = 0
     exit_timeout_s: float = 60.0
     image: str = ""
+    environment: EnvironmentSource | None = None
     launcher: str = "torchrun"
     strategy: str = ""
     allow_tcp: bool = False
@@ -106,6 +108,7 @@ def submit(store: Store, cluster: ClusterSpec, request: JobRequest) -> JobSpec:
         max_restarts=request.max_restarts,
         exit_timeout_s=request.exit_timeout_s,
         image=request.image,
+        environment=request.environment,
         launcher=request.launcher,
         strategy=request.strategy,
         allow_tcp=request.allow_tcp,
@@ -172,8 +175,15 @@ def cancel_request(store: Store, job: str) -> CancelRequest | None:
 
 def end_as_cancelled(store: Store, job: str, message: str) -> bool:
     """Decide the end without rank 0, for a cluster that is about to be taken away; ``False`` if it had ended."""
-    outcome = JobOutcome(result="cancelled", exit_code=130, message=message)
+    return _end(store, job, JobOutcome(result="cancelled", exit_code=130, message=message))
 
+
+def end_as_failed(store: Store, job: str, message: str, hint: str = "") -> bool:
+    """Decide the end of a job that can never run, whoever leads; ``False`` if it had ended."""
+    return _end(store, job, JobOutcome(result="failed", exit_code=1, message=message, hint=hint))
+
+
+def _end(store: Store, job: str, outcome: JobOutcome) -> bool:
     def ended(current: Round | None) -> Round | None:
         current = current or Round(job=job, number=0, phase="wait", epoch=0)
         return None if current.phase == "ended" else replace(current, phase="ended", outcome=outcome, at=time.time())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gpuctl.cluster.records.environments import EnvironmentSource
+
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``jobs/<job>/spec.json``: what ``gpuctl train`` asked for."""
@@ -25,6 +27,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Once some ranks have ended: seconds that the others may be there and do nothing; 0: for ever."""
     image: str = ""
     """Container image that the workers run in; empty: the node itself."""
+    environment: EnvironmentSource | None = None
+    """The packages that the script needs besides the node's; ``None``: none, or they are the image's."""
     launcher: str = "torchrun"
     """What starts the workers on each node, as ``--launcher`` names it."""
     strategy: str = ""

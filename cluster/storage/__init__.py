@@ -8,5 +8,6 @@ Read in this order:
 - ``session``, ``credentials``: the connection, and credentials that end and are renewed
 - ``error_mapping``: what a store's failures mean, and which of them are worth another try
 - ``record_io``: several records at once
+- ``upload``: a file, in parts
 - ``streams``: logs and metrics, which grow
 """

@@ -1,0 +1,50 @@
+"""A file on its way to the bucket, in parts: a slow line then needs no single long request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from gpuctl.cluster.errors import StoreUnavailable
+from gpuctl.cluster.storage.bucket import Bucket
+from gpuctl.cluster.storage.error_mapping import shown
+
+_CHUNK_BYTES = 8 * 1024 * 1024
+_ONE_PUT_BYTES = 32 * 1024 * 1024
+
+
+def upload_file(bucket: Bucket, key: str, path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+    """Upload what lies at ``path``; no harm is done if the bucket has it.
+
+    Args:
+        bucket: where to.
+        key: a name that stands for the content: it is not create-only.
+        path: the file.
+        on_bytes: takes how many more bytes were sent.
+
+    Raises ``StoreUnavailable``, ``StoreError`` as the bucket does, and ``OSError`` for the file.
+    """
+    size = path.stat().st_size
+    if size > _ONE_PUT_BYTES:
+        _stream(bucket, key, path, on_bytes)
+        return
+    bucket.create(key, path.read_bytes())
+    on_bytes(size)
+
+
+def _stream(bucket: Bucket, key: str, path: Path, on_bytes: Callable[[int], None]) -> None:
+    import obstore
+    from obstore.exceptions import BaseError
+
+    def chunks(file: IO[bytes]) -> Iterator[bytes]:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+            on_bytes(len(chunk))
+
+    with path.open("rb") as file:
+        try:
+            obstore.put(bucket.raw, key, chunks(file), chunk_size=_CHUNK_BYTES)
+        except (BaseError, OSError) as error:
+            reason = str(error).split("\n", 1)[0]
+            raise StoreUnavailable(f"the upload to {shown(bucket.url)} failed: {reason}", "try again") from error
