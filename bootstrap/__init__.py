@@ -11,8 +11,10 @@ Read in this order:
 - ``rendezvous``: taking part without a cluster, for as long as a command runs
 - ``torchrun_plugin``: the same for torchrun, by its own flags
 - ``jobs``: jobs on a node: their code, images and folders
+- ``environments``: the packages of a job's script
 - ``launch``: starting a round's workers, in a warm interpreter or a container
 - ``mirror``: files that a script keeps, copied to the bucket and back
 - ``monitors``: a cloud's notice, a job that hangs
+- ``job_shell``, ``jupyter``: where a job's workers run, for people
 - ``tensorboard``: TensorBoard over what is in the bucket
 """

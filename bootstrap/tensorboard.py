@@ -75,11 +75,11 @@ def serve(store: Bucket, node: str, folder: Path, job: str) -> int:
         files = EventFiles(store, job, node, folder / "jobs" / job / "rounds", Path(place) / "events")
         files.refresh()
         over = threading.Event()
-        threading.Thread(target=_watch_stdin, args=(over,), daemon=True).start()
+        threading.Thread(target=watch_stdin, args=(over,), daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: over.set())
-        port = _free_port()
+        port = free_port()
         with (Path(place) / "log").open("w+b") as log, _started(Path(place) / "events", port, log) as process:
-            if not _wait_until_it_answers(process, port, over):
+            if not wait_until_it_answers(process, port, over):
                 log.seek(0)
                 sys.stderr.write(log.read().decode(errors="replace"))
                 return process.poll() or 1
@@ -108,13 +108,15 @@ def _started(events: Path, port: int, log: BinaryIO) -> Iterator[subprocess.Pope
             process.wait()
 
 
-def _watch_stdin(over: threading.Event) -> None:
+def watch_stdin(over: threading.Event) -> None:
+    """Set ``over`` once standard input ends."""
     while os.read(0, 4096):
         pass
     over.set()
 
 
-def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, over: threading.Event) -> bool:
+def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, over: threading.Event) -> bool:
+    """Whether the server that ``process`` is answers at ``port``, before it ends, or a minute has passed."""
     deadline = time.monotonic() + _PATIENCE_S
     while process.poll() is None and not over.is_set() and time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -124,8 +126,8 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, over: th
     return False
 
 
-def _free_port() -> int:
-    """TensorBoard itself can take any (``--port 0``), but says it in a sentence that changes."""
+def free_port() -> int:
+    """A port that is free now. Servers themselves can take any, but say it in a sentence that changes."""
     with socket.socket() as probe:
         probe.bind((_LOCALHOST, 0))
         chosen: int = probe.getsockname()[1]

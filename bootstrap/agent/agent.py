@@ -27,12 +27,15 @@ from gpuctl.bootstrap.agent.reconcile import Reconciler
 from gpuctl.bootstrap.agent.replica_server import ReplicaServer
 from gpuctl.bootstrap.agent.round_run import RoundRun
 from gpuctl.bootstrap.agent.round_work import AgentSurroundings, RoundWork
+from gpuctl.bootstrap.environments.fetch import place_of
+from gpuctl.bootstrap.environments.node_environments import NodeEnvironments
 from gpuctl.bootstrap.gpus import found_devices, visible_devices
 from gpuctl.bootstrap.identity import NodeIdentity
+from gpuctl.bootstrap.jobs.interpreters import Interpreters
 from gpuctl.bootstrap.jobs.node_jobs import NodeJobs
+from gpuctl.bootstrap.jobs.runtimes import Runtimes
 from gpuctl.bootstrap.launch import job_cgroup
 from gpuctl.bootstrap.launch.container_runtime import Containers
-from gpuctl.bootstrap.launch.interpreter import Interpreter
 from gpuctl.bootstrap.mirror.mirror import Mirror
 from gpuctl.bootstrap.monitors.gpu_health import GpuHealth
 from gpuctl.bootstrap.monitors.stall import StallWatch
@@ -49,6 +52,7 @@ from gpuctl.cluster.membership.mingle import Mingle
 from gpuctl.cluster.membership.peers import Peers
 from gpuctl.cluster.records.clusters import ClusterSpec
 from gpuctl.cluster.records.codec import decode
+from gpuctl.cluster.records.environments import EnvironmentBuild
 from gpuctl.cluster.records.nodes import NodeRecord, PreemptionNotice
 from gpuctl.cluster.records.rounds import Round
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
@@ -85,19 +89,18 @@ class Agent:
         }
         self._gpus = GpuHealth(self._base_env, self._devices, self._wake.set, say)
         self._ill_since: float | None = None
-        self._interpreter: Interpreter | None = None
         self._heard = False
         self._risk = ""
         self._host_files = HostFiles(identity, self._clock)
         self._file_store: Bucket = open_bucket(identity.bucket)  # with the patience that large files need
         self._told_rank0: tuple[str, int] | None = None
-        self._containers = Containers(folder, identity.env, os.environ, bool(self._devices), say, self._wake.set)
-        self._jobs = NodeJobs(folder / "jobs", self._store, self._clock, self._containers, self._wake.set, say)
         self._ports = PortPool(identity.address)
         self._peers = Peers(self._clock, token=self._spec.token, silent_s=self._spec.lease_s, on_news=self._wake.set)
         self._port = self._peers.start(identity.address)
-        self._tiers = ReplicaServer(folder / "jobs", self._spec.token)
+        self._tiers = ReplicaServer(folder / "jobs", self._spec.token, folder / "environments" / "archives")
         self._tier_port = self._tiers.start(identity.address)
+        self._runtimes = self._new_runtimes()
+        self._jobs = NodeJobs(folder / "jobs", self._store, self._clock, self._runtimes, self._wake.set, say)
         self._mingle = Mingle(self._store, self._clock, self._peers, self._spec, self._record)
         self._heartbeat = Heartbeat(self._store, self._spec.heartbeat_s, self._mingle.heartbeat)
         self._reconciler = Reconciler(
@@ -121,7 +124,7 @@ class Agent:
         self._reachability.start()
         self._gpus.start()
         self._jobs.remove_leftover_containers()
-        self._interpreter = Interpreter(self._base_env, self._folder / "interpreter.log", self._wake.set)
+        self._runtimes.interpreters.of(None)
         trouble = ""
         while not self._reconciler.may_leave() and not NodeIdentity.was_deleted(self._folder):
             self._wake.wait(self._spec.heartbeat_s)
@@ -145,8 +148,6 @@ class Agent:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        assert self._interpreter is not None
-        self._interpreter.keep()
         work = self._reconciler.work
         # Not what the rounds say of it: without the bucket they say the same for ever.
         works = work is not None and work.exit is None and not work.stall.stalled
@@ -162,7 +163,8 @@ class Agent:
         if self._ill_since is not None and self._may_be_replaced(self._clock.monotonic() - self._ill_since):
             self._host_files.write_ill(self._gpus.ill)
         self._reachability.members(self._mingle.members)
-        self._jobs.prepare(self._mingle.jobs.keys(), self._interpreter)
+        self._jobs.prepare(self._mingle.jobs)
+        self._runtimes.keep(self._jobs.interpreters_wanted())
         self._jobs.drop_finished({work.run.round.job} if (work := self._reconciler.work) else set())
         self._write_rank0()
 
@@ -178,7 +180,6 @@ class Agent:
             self._host_files.claim(notice.source)
 
     def _begin(self, round_: Round, rank: int) -> RoundWork:
-        assert self._interpreter is not None
         workspace = self._jobs.workspace(round_.job)
         round_dir = workspace.round_dir(round_.number)
         context = WorkerContext(
@@ -194,13 +195,11 @@ class Agent:
         say(f"{round_.job} round {round_.number}: rank {rank} of {len(round_.members)} ({round_.reason})")
         mirror = Mirror(self._file_store, self._jobs.checkpoint_folder(round_.job), round_, rank, self._clock, say)
         fabric = self._spec.promised.fabric if self._spec.promised else ""
-        run = RoundRun(
-            *(round_, rank, workspace, context, mirror, self._clock, self._wake.set, self._spec.token, fabric),
-            self._gpus.settle,
-        )
+        more = (self._clock, self._wake.set, self._spec.token, fabric, self._gpus.settle)
+        run = RoundRun(round_, rank, workspace, context, mirror, *more)
         stall = StallWatch(run, 60 * self._spec.stall_minutes, self._clock, self._wake.set, say)
         work = RoundWork(run, LogShipper(self._store, run, self._clock), stall)
-        run.start(self._interpreter, self._containers, self._ports, self._base_env)
+        run.start(self._runtimes, self._ports, self._base_env)
         stall.start()
         return work
 
@@ -219,10 +218,10 @@ class Agent:
             devices=self._devices,
             tier_port=self._tier_port,
             spare_ports=self._ports.offered(),
-            doing=self._containers.doing,
+            doing=self._runtimes.doing,
             trouble=full_disk(self._folder / "jobs") or full_disk(self._folder) or self._gpus.warning,
             health=self._gpus.ill or "ok",
-            ready=self._interpreter is not None and self._interpreter.is_ready and self._jobs.is_ready,
+            ready=self._runtimes.interpreters.is_ready and self._jobs.is_ready,
             notice=self._reconciler.notice,
             risk=self._risk,
             stalled=running is not None and work is not None and work.stall.stalled,
@@ -246,6 +245,16 @@ class Agent:
 
     # -- the beginning and the end ------------------------------------------------------------------------------------
 
+    def _new_runtimes(self) -> Runtimes:
+        env, changed, folder, me = self._base_env, self._wake.set, self._folder / "environments", self._identity
+        place = place_of(me.address, self._tier_port)
+        own = EnvironmentBuild(node=me.node, incarnation=self._incarnation, beat=0, address=place)
+        return Runtimes(
+            Interpreters(env, self._folder, changed),
+            Containers(self._folder, me.env, os.environ, bool(self._devices), say, changed),
+            NodeEnvironments(folder, self._file_store, own, self._spec.token, env, self._clock, say, changed),
+        )
+
     def _read_spec(self) -> ClusterSpec:
         probe(self._store)
         data = self._store.get(layout.CLUSTER)
@@ -257,15 +266,14 @@ class Agent:
         say(f"leaving{self._lead_words()}")
         if self._reconciler.work:
             self._reconciler.work.kill()
-        self._containers.stop()
+        self._runtimes.stop()
         self._gpus.stop()
         self._heartbeat.end()  # else a last one may come after it is rubbed out, and the node seems to be there
         with contextlib.suppress(GpuctlError):
             self._store.delete([layout.node(self._identity.node)])
             usage.note_end(self._store, self._identity.node, self._clock.time())
             self._reachability.stop()
-        if self._interpreter:
-            self._interpreter.stop()
+        self._runtimes.interpreters.stop()
         self._end_leftovers()
         self._peers.stop()
         self._tiers.stop()

@@ -1,4 +1,5 @@
-"""Serves the parts of checkpoints that lie on this node's disk, and takes those that the node before it sends.
+"""Serves the parts of checkpoints that lie on this node's disk, and takes those that the node before it sends. The
+archives of environments come the same way.
 
 HTTP/1.1, on a port that the kernel chose, in plain text within the cluster's network. Both ends prove that they know
 the cluster's token, which is not sent (see ``shared_key``): the server in its answer to the first request of a
@@ -8,6 +9,7 @@ connection, the caller with the code of each later one. What is served is not hi
 ``GET /`` with ``X-Nonce: <nonce>``        the first request: another nonce, and in ``X-Code`` the code of both
 ``GET /<job>/<save>/<part>``               with ``Range: bytes=<first>-<last>``: those bytes; 404 if there is no part
 ``PUT /<job>/<save>/<part>``               the part; 507 if it does not fit on the disk
+``GET /environments/<sha256>/archive``     the same of an environment's archive (see ``bootstrap.environments``)
 ``PUT …`` with ``X-Same-As: <save>``       no body: it is the part that another save has here; 404 if that has none
 =========================================  ===========================================================================
 """
@@ -30,16 +32,18 @@ from gpuctl.cluster.shared_key import Session, new_nonce
 
 _CHUNK_BYTES = 1 << 20
 _IDLE_S = 60.0
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _JOB = re.compile(r"[\w-][\w.-]*")
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 class ReplicaServer:
     """Serves the replicas on one node's disk to the round's other nodes over HTTP: ``jobs`` is the folder that its
-    jobs' folders are in."""
+    jobs' folders are in, ``archives`` the one that the archives of its environments are in."""
 
-    def __init__(self, jobs: Path, token: str) -> None:
+    def __init__(self, jobs: Path, token: str, archives: Path | None = None) -> None:
         self._jobs = jobs
+        self._archives = archives
         self._token = token
         self._server: ThreadingHTTPServer | None = None
 
@@ -50,6 +54,7 @@ class ReplicaServer:
         class Handler(_Handler):
             token = owner._token
             jobs = owner._jobs
+            archives = owner._archives
 
         class Server(ThreadingHTTPServer):
             address_family = family_of(address)
@@ -71,6 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     token: str
     jobs: Path
+    archives: Path | None
     session: Session | None = None
     asked = 0
     """Requests with a code on this connection so far: a handler serves one connection."""
@@ -129,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(401)
             return None
         _, job, save, part = [*self.path.split("/", 3), "", "", ""][:4]
+        if job == "environments" and self.archives and self.command == "GET" and _SHA256.fullmatch(save):
+            return self.archives / f"{save}.tar.zst"
         try:
             if _JOB.fullmatch(job):
                 return replica_layout.path_of(self.jobs / job / "tier", save, part)

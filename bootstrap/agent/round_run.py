@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 
 from gpuctl.bootstrap.agent.worker_exits import NodeExitStatus, lost_checkpoint, rank_exit, verdict
+from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed
 from gpuctl.bootstrap.jobs.old_jobs import UNSENT
+from gpuctl.bootstrap.jobs.runtimes import Runtimes
 from gpuctl.bootstrap.jobs.workspace import JobWorkspace
 from gpuctl.bootstrap.launch import job_cgroup
 from gpuctl.bootstrap.launch.container_args import passed
-from gpuctl.bootstrap.launch.container_runtime import Containers
-from gpuctl.bootstrap.launch.interpreter import Interpreter, Launched, LauncherExit
+from gpuctl.bootstrap.launch.interpreter import Launched, LauncherExit
 from gpuctl.bootstrap.launch.memory import MemoryWatch
 from gpuctl.bootstrap.launch.worker_ranks import ranks_left
 from gpuctl.bootstrap.launch.worker_stop import WorkerStop
@@ -91,14 +92,12 @@ class RoundRun:
     def is_of(self, round_: Round) -> bool:
         return (round_.job, round_.number) == (self.round.job, self.round.number)
 
-    def start(
-        self, interpreter: Interpreter, containers: Containers, ports: PortPool, base_env: dict[str, str]
-    ) -> None:
+    def start(self, runtimes: Runtimes, ports: PortPool, base_env: dict[str, str]) -> None:
         """Launch in the background: the job's files may have to come first."""
         listening = ports.take(self.round.master_port) if self.rank == 0 else None
         threading.Thread(
             target=self._start,
-            args=(interpreter, containers, listening, base_env),
+            args=(runtimes, listening, base_env),
             name=f"run-{self.round.number}",
             daemon=True,
         ).start()
@@ -160,21 +159,17 @@ class RoundRun:
 
     # -- in other threads ---------------------------------------------------------------------------------------------
 
-    def _start(
-        self,
-        interpreter: Interpreter,
-        containers: Containers,
-        listening: socket.socket | None,
-        base_env: dict[str, str],
-    ) -> None:
+    def _start(self, runtimes: Runtimes, listening: socket.socket | None, base_env: dict[str, str]) -> None:
         try:
             if self.rank == 0 and listening is None:
                 self._end("stopped", [], "the port offered for this round is in use")
                 return
             job = self._workspace.prepare()
             if job.image:
-                containers.fetch(job.image, lambda: self._killed)
+                runtimes.containers.fetch(job.image, lambda: self._killed)
                 base_env = passed(base_env)
+            found = runtimes.environments.have(job, self._workspace.code, self.round.members, lambda: self._killed)
+            base_env = found.variables(base_env) if found else base_env
             self._mirror.restore(job.env)
             self._mirror.watch(self._workers)
             self._memory.start()
@@ -182,16 +177,21 @@ class RoundRun:
             fabric = "" if job.allow_tcp else self._fabric
             if job.image:
                 folder, end = self._workspace.folder, self._gone_for_good
-                launched = containers.launch(job.image, spec, folder, listening, on_exit=end, fabric=fabric)
+                launched = runtimes.containers.launch(job.image, spec, folder, listening, on_exit=end, fabric=fabric)
             else:
                 _require(fabric, spec.env)
                 self._cgroup = job_cgroup.make(self.round.job, self.round.number, job_cgroup.delegated())
                 spec = msgspec.structs.replace(spec, cgroup=self._cgroup)
+                interpreter = runtimes.interpreters.take(found)
                 launched = interpreter.launch(spec, listening, fresh=needs_fresh(job.env), on_exit=self._gone_for_good)
             with self._lock:
                 self._launched = launched
                 if self._killed:
                     launched.kill()
+        except EnvironmentFailed as error:
+            with contextlib.suppress(GpuctlError):
+                self._workspace.end_as_failed(error)
+            self._end("failed", [], error.message)
         except Fenced as error:
             self._end("stopped", [], str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job must hear of it

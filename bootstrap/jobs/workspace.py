@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.jobs.code_archive import unpack
 from gpuctl.cluster.records.codec import decode
 from gpuctl.cluster.records.jobs import JobSpec
@@ -60,6 +61,10 @@ class JobWorkspace:
                     partial.rename(self.code)
                 self._spec = spec
             return self._spec
+
+    def end_as_failed(self, error: GpuctlError) -> None:
+        """End a job that no node can ever run, whoever leads. Raises as the bucket does."""
+        queue.end_as_failed(self._store, self._job, error.message, error.hint)
 
     @property
     def program(self) -> str:

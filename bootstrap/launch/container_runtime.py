@@ -46,7 +46,7 @@ from gpuctl.cluster.errors import Fenced, GpuctlError
 from gpuctl.trainers.launchers.adapter import named
 from gpuctl.trainers.launchers.torchrun import LaunchSpec
 
-_NOTE = "container-runtime.json"
+NOTE = "container-runtime.json"
 """In the node's folder once it has run a container: what ran it."""
 _ASK_S = 30.0
 """For an answer to a question that costs nothing."""
@@ -142,7 +142,7 @@ class Containers:
             package=named(spec.launcher).needs,
         )
         machine = found_machine(self._gpus, os.getuid(), os.getgid(), _options(env))
-        (self._folder / _NOTE).write_bytes(msgspec.json.encode(runtime))
+        (self._folder / NOTE).write_bytes(msgspec.json.encode(runtime))
         try:
             held = reserved(listening) if listening else None
         except OSError as error:
@@ -169,7 +169,7 @@ class Containers:
             return
         self._swept = True
         try:
-            runtime = msgspec.json.decode((self._folder / _NOTE).read_bytes(), type=ContainerRuntime)
+            runtime = msgspec.json.decode((self._folder / NOTE).read_bytes(), type=ContainerRuntime)
         except (OSError, msgspec.MsgspecError):
             return
         left = self._ask(list_command(runtime, str(self._folder))).stdout.split()

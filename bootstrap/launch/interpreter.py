@@ -64,11 +64,15 @@ class Interpreter:
     """A Python process with torch imported, from which launchers are forked. Thread-safe. ``on_change`` is called when
     it became ready, failed, or finished preloading."""
 
-    def __init__(self, env: Mapping[str, str], log: Path, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, env: Mapping[str, str], log: Path, on_change: Callable[[], None], python: str | None = None
+    ) -> None:
+        """``python``: which to start; ``None``: the one that runs this."""
         self.state: Literal["warming", "ready", "spoiled", "unable", "dead"] = "warming"
         """Spoiled, or unable: what is forked from it begins anew (see ``trainers.launchers.warm_interpreter``)."""
         self._env = dict(env)
         self._log = log
+        self._python = python or sys.executable
         self._on_change = on_change
         self._talking = threading.Lock()
         """One request at a time; the thread that listens never takes it."""
@@ -88,6 +92,12 @@ class Interpreter:
     def is_ready(self) -> bool:
         """Warm, with nothing left to preload. One that cannot be warm is as ready as it will be."""
         return self.state in ("unable", "spoiled") or (self.state == "ready" and self._preloading == 0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that was launched from it is left."""
+        with self._lock:
+            return not self._exits
 
     def keep(self) -> None:
         """Start it again if it died (a preloaded module may have crashed it), or is spoiled and has no launcher."""
@@ -149,7 +159,7 @@ class Interpreter:
         self._preloading = 0
         self._agent = ours
         self._replies = queue.Queue()
-        command = [sys.executable, "-m", "gpuctl.trainers.launchers.warm_interpreter", str(theirs.fileno())]
+        command = [self._python, "-m", "gpuctl.trainers.launchers.warm_interpreter", str(theirs.fileno())]
         with self._log.open("ab") as log:
             self._process = self._spawner.submit(
                 subprocess.Popen,

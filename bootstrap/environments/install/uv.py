@@ -1,0 +1,138 @@
+"""uv as a program: run beside the training of other jobs, ended with the job that wanted it, its errors in a line."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpuctl.cluster.errors import Fenced, GpuctlError
+
+_LOOK_S = 0.1
+_NO_SPACE = "os error 28"
+_OF_ANOTHER = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PYTHON", "UV_PROJECT_ENVIRONMENT")
+"""Variables by which uv, or the Python that it asks, would look elsewhere."""
+
+
+class EnvironmentFailed(GpuctlError):
+    """The job can have no such environment, on this node or any other of its kind."""
+
+
+class Uv:
+    """Runs uv with a cache in ``folder``. ``env``: its variables, with those of the job, which may name an index and
+    the secrets for it."""
+
+    def __init__(self, env: Mapping[str, str], folder: Path) -> None:
+        inherited = {name: value for name, value in env.items() if name not in _OF_ANOTHER}
+        self._env = {
+            "HOME": str(Path.home()),
+            **inherited,
+            "UV_CACHE_DIR": str(folder),
+            "UV_PYTHON_DOWNLOADS": "never",  # it would look for another Python elsewhere
+            "UV_PREVIEW_FEATURES": "pylock",
+            "UV_NO_PROGRESS": "1",
+            "NO_COLOR": "1",
+        }
+
+    def with_indexes(self, urls: Sequence[str]) -> Uv:
+        """The same, which knows these indexes too. ``${NAME}`` in a URL is a variable's value, such as a password."""
+        expanded = [re.sub(r"\$\{(\w+)\}", lambda name: self._env.get(name[1], ""), url) for url in urls]
+        before = self._env.get("UV_EXTRA_INDEX_URL", "")
+        other = copy.copy(self)
+        other._env = {**self._env, "UV_EXTRA_INDEX_URL": " ".join(filter(None, [before, *expanded]))}
+        return other
+
+    def run(self, *args: str, cwd: Path, what: str, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Run ``uv ARGS``.
+
+        Args:
+            cwd: where relative paths begin.
+            what: that is being made, for the message of an error: such as the name of a requirements file.
+            is_over: asked now and then; once it says so, uv is ended.
+
+        Raises ``EnvironmentFailed`` with what uv says, ``OSError`` if the disk is full, ``Fenced`` if broken off.
+        """
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                [*_gently(), _program(), *args],
+                cwd=cwd,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )
+            try:
+                while process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_LOOK_S)
+                    if is_over():
+                        raise Fenced("the environment is no longer needed")
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if process.returncode:
+                said.seek(0)
+                raise _failure(said.read().decode(errors="replace"), what, process.returncode)
+
+
+def _gently() -> list[str]:
+    """What is done for the next job leaves the processors to the one that runs."""
+    nice = shutil.which("nice")
+    return [nice, "-n", "10"] if nice else []
+
+
+def _program() -> str:
+    from uv import find_uv_bin
+
+    return os.fspath(find_uv_bin())
+
+
+def _failure(said: str, what: str, code: int) -> GpuctlError | OSError:
+    if _NO_SPACE in said:
+        return OSError(28, "No space left on device", what)
+    reason = reason_of(said) or f"uv ended with exit code {code}"
+    return EnvironmentFailed(reason if reason.startswith(what) else f"{what}: {reason}", _hint(said))
+
+
+def reason_of(said: str) -> str:
+    r"""What uv complains of, in a line: the cause where its first line says nothing.
+
+    >>> reason_of("error: No solution found when …\n  cause: Because you require a<2\n  and a>3.\n")
+    'Because you require a<2 and a>3'
+    >>> reason_of("warning: x\nerror: Expected '==': r.txt:3:1\n\nhint: y\n")
+    "Expected '==': r.txt:3:1"
+    """
+    _, _, error = said.rpartition("error: ")
+    error = re.split(r"\n\s*(?:hint:|$)", error)[0]
+    first, *causes = re.split(r"\n\s*cause: ", error)
+    if first.startswith("No solution found"):
+        first, causes = causes[0] if causes else first, []
+    return ": ".join(" ".join(text.split()) for text in (first, *causes) if text.strip()).rstrip(".")
+
+
+def _hint(said: str) -> str:
+    return next((hint for pattern, hint in _HINTS.items() if re.search(pattern, said)), "")
+
+
+_HINTS = {
+    r"401 Unauthorized|403 Forbidden": (
+        "the index wants a user and password: --env UV_INDEX_NAME_USERNAME=… --env UV_INDEX_NAME_PASSWORD=…"
+    ),
+    r"no usable wheels|no wheels with|building (from source )?is disabled|compatible wheel": (
+        "use a version that has a wheel for the nodes, or make one (pip wheel) and give it with --wheels FOLDER"
+    ),
+    r"not found in the (package registry|provided)": "check the name, and the index that the nodes use",
+    r"timed out": "try again, or allow more seconds: --env UV_HTTP_TIMEOUT=120",
+    r"needs to be updated": "run `uv lock` and try again",
+    r"(require|depends on) torch": "leave torch's version to the nodes, or lock another with uv.lock",
+    r"requires-python|Python version|Python requirement|Python[><=]": "lock it for the nodes' Python",
+}
