@@ -2,7 +2,7 @@
 
 - ``open_cluster``: from settings to a cluster
 - ``node_access``: its nodes, and the way to them
-- ``code_upload``, ``verify_job``: jobs
+- ``job_upload``, ``verify_job``: jobs
 - ``rental_plan``: from ``up``'s flags to a request
 - ``renting``: the plan, the question and the cluster
 - ``pulumi_consent``: whether Pulumi may be installed

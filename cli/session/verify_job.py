@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuctl.cli.render.job.follow import Follower, tell_end
 from gpuctl.cli.render.job.log_lines import Found, Printer
 from gpuctl.cli.render.terminal import say
-from gpuctl.cli.session.code_upload import send_folder
+from gpuctl.cli.session.job_upload import send_folder
 from gpuctl.cli.settings.resolve import Settings
 from gpuctl.cli.signals import Interrupted
 from gpuctl.cluster import layout

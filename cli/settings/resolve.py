@@ -61,6 +61,7 @@ class Settings:
     exit_timeout: int
     nproc: int | None
     image: str | None
+    environment: str | None
     launcher: str
     strategy: str | None
     env: dict[str, str]
@@ -235,6 +236,7 @@ KEYS = (
     ),
     Key("nproc", whole_number(1), "", "Worker processes per node of a job; unset: the node's slots."),
     Key("image", _image, "", "Container image for a job's workers; unset: the node itself."),
+    Key("environment", _text, "", "File with the packages of a job, or none; unset: the first that is there."),
     Key("launcher", _launcher, "torchrun", "What starts a job's workers: torchrun, jax, tensorflow, horovod or exec."),
     Key("strategy", _strategy, "", "What ranks exchange under gpuctl.Trainer; unset: as the script says."),
     Key("env", _text, "", "Variables for the workers."),

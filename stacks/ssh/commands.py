@@ -18,6 +18,8 @@ from gpuctl.stacks.ssh import tunnels
 from gpuctl.stacks.ssh.config import control_path, name_of, program
 from gpuctl.stacks.ssh.hosts import Host
 
+NODE_FOLDER = "/var/lib/gpuctl/node"
+"""The agent's, on machines that are reached over ssh."""
 SESSION = "gpuctl"
 """The tmux session that ``gpuctl ssh --tmux`` attaches to."""
 NO_TMUX = 97
@@ -97,11 +99,11 @@ class SshShell:
         """Like ``run``, within a tmux session that goes on when the connection ends. Exits ``NO_TMUX`` without tmux."""
         return self.run(host, [_tmux(SESSION, words)], terminal=True)
 
-    def python(self, host: Host, module: str, args: Sequence[str]) -> Command:
+    def python(self, host: Host, module: str, args: Sequence[str], *, terminal: bool = False) -> Command:
         """``python -m module FOLDER args`` with the node's own gpuctl; FOLDER is the agent's. Its standard input ends
-        when the connection does."""
-        words = ("/opt/gpuctl/venv/bin/python", "-m", module, "/var/lib/gpuctl/node", *args)
-        return self.run(host, [as_root(f"exec {shlex.join(words)}")])
+        when the connection does. ``terminal``: it gets one of its own."""
+        words = ("/opt/gpuctl/venv/bin/python", "-m", module, NODE_FOLDER, *args)
+        return self.run(host, [as_root(f"exec {shlex.join(words)}")], terminal=terminal)
 
     def forward(self, host: Host, local: int, port: int) -> Command:
         """A command that forwards a port until it is ended: ``127.0.0.1:local`` here is ``localhost:port`` there. It
@@ -155,7 +157,7 @@ class LocalShell:
         name = f"{SESSION}-{host.node}"
         return self.run(host, [_tmux(name, words, server=name)])
 
-    def python(self, host: Host, module: str, args: Sequence[str]) -> Command:
+    def python(self, host: Host, module: str, args: Sequence[str], *, terminal: bool = False) -> Command:  # noqa: ARG002
         folder, env = self.place(host)
         return Command((sys.executable, "-m", module, str(folder), *args), folder, env)
 

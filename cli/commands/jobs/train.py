@@ -14,7 +14,7 @@ import typer
 from gpuctl.cli.render.job.follow import Follower, tell_end
 from gpuctl.cli.render.job.log_lines import Printer
 from gpuctl.cli.render.terminal import count, out, say
-from gpuctl.cli.session.code_upload import send_folder
+from gpuctl.cli.session.job_upload import choose, read_wheels, send_folder, send_wheels
 from gpuctl.cli.session.open_cluster import USED, OpenCluster, reach_with
 from gpuctl.cli.settings.options import Cluster, parse_flag, refuse_unknown_stop_signal, text_option
 from gpuctl.cli.settings.resolve import Settings, load, parse_nodes
@@ -93,6 +93,19 @@ def verb(
         str | None,
         text_option("--image", metavar="IMAGE", about="Container image with the framework, to run the workers in."),
     ] = None,
+    environment: Annotated[
+        str | None,
+        text_option(
+            "--environment",
+            metavar="FILE|none",
+            about="File with the script's packages (default: the first of uv.lock, pylock.toml, requirements.txt and "
+            "environment.yml that is there).",
+        ),
+    ] = None,
+    wheels: Annotated[
+        str | None,
+        text_option("--wheels", metavar="FOLDER", about="Wheels to install them from, in place of an index."),
+    ] = None,
     max_restarts: Annotated[
         str | None, text_option("--max-restarts", metavar="N", about="Restarts after a failure of the script.")
     ] = None,
@@ -119,11 +132,12 @@ def verb(
             "launcher": launcher,
             "strategy": strategy,
             "image": image,
+            "environment": environment,
             "env": env or (),
             "max_restarts": max_restarts,
             "exit_timeout": exit_timeout,
         },
-        only=(*USED, "nproc", "launcher", "strategy", "image", "env", "max_restarts", "exit_timeout"),
+        only=(*USED, "nproc", "launcher", "strategy", "image", "environment", "env", "max_restarts", "exit_timeout"),
     )
     chosen = named(settings.launcher)
     _refuse_reserved(settings, chosen)
@@ -131,12 +145,17 @@ def verb(
     wanted = parse_flag("--nodes", nodes, parse_nodes)
     refuse_home(Path.cwd())
     name = (checked_program if chosen.name == "exec" else checked_script)(script, Path.cwd())
+    packages = choose(Path.cwd(), settings.environment, settings.image)
+    given = None if wheels is None else read_wheels(wheels, packages)
     per_node = settings.nproc or (1 if chosen.one_per_node else None)
     access = reach_with(settings)
     spec = queue.cluster_spec(access.store)
     _, most = queue.check_nodes(spec, wanted)
     _warn_of_many(spec.provider, most * (per_node or spec.slots or 1))
-    code = send_folder(access.store, Path.cwd(), name)
+    code = send_folder(access.store, Path.cwd(), name, packages.files if packages else ())
+    source = packages.source if packages else None
+    if source and given:
+        source = send_wheels(access.store, given, source)
     request = queue.JobRequest(
         script=name,
         args=tuple(args or ()),
@@ -149,6 +168,7 @@ def verb(
         max_restarts=settings.max_restarts,
         exit_timeout_s=settings.exit_timeout,
         image=settings.image or "",
+        environment=source,
         allow_tcp=allow_tcp,
         submitted_by=_who(),
     )

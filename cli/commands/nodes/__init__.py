@@ -1,4 +1,7 @@
-"""Verbs that log in to nodes: ``ssh``, ``exec``, ``cp`` and ``forward``.
+"""Verbs that log in to nodes.
 
-``command_words`` is about lines that end with ``-- CMD``.
+- ``ssh``, ``exec``, ``cp``, ``forward``: to the machine
+- ``shell``, ``jupyter``, ``code``: to where a job runs on it
+- ``command_words``: lines that end with ``-- CMD``
+- ``port_forward``: a node's port on this machine
 """

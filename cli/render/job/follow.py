@@ -148,8 +148,8 @@ class Follower:
 
     def _explain_silence(self) -> None:
         quiet_s = time.monotonic() - self._news_at
-        if self._spec.image and quiet_s > _LINED_UP_S:
-            self._tell_of_pulls()
+        if (self._spec.image or self._spec.environment) and quiet_s > _LINED_UP_S:
+            self._tell_what_nodes_do()
         if (self._current is None or self._current.number == 0) and quiet_s > _LINED_UP_S and "line" not in self._told:
             ahead = [job for job in job_status.unfinished(self._store) if job != self._spec.job]
             why = f"behind {', '.join(ahead)}" if ahead else f"for {count(self._spec.nodes_min, 'node')}"
@@ -163,7 +163,7 @@ class Follower:
                 why = f": {full}; free some space, and the job goes on" if full else f"; {self._why_silent() or _BACK}"
                 self._tell("quiet", f"no node has reported for a while{why}")
 
-    def _tell_of_pulls(self) -> None:
+    def _tell_what_nodes_do(self) -> None:
         records = [beat.record for beat in job_status.read_heartbeats(self._store)]
         for doing in sorted({record.doing for record in records if record.doing}):
             self._tell(doing, f"{doing} on {', '.join(record.node for record in records if record.doing == doing)}")
