@@ -34,7 +34,7 @@ endif
 busy_loop = sh -c 'while kill -0 $$PPID 2>/dev/null; do :; done'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-exhaustive test-busy frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous bench-strategies preview catalog docs lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-exhaustive test-busy frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous bench-strategies bench-needs preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -68,6 +68,9 @@ bench-rendezvous: $(STAMP) ## The same for machines without a cluster (root, Lin
 
 bench-strategies: $(STAMP) ## What ways of exchanging gradients bring on slow links (root, Linux)
 	$(BIN)/python tests/bench/strategies/main.py $(if $(ROWS),--only $(ROWS))
+
+bench-needs: $(STAMP) ## What a script's packages cost on the first node, a replacement and in a round
+	$(BIN)/python tests/bench/needs/main.py $(if $(ROWS),--only $(ROWS))
 
 docs: $(DOCS_STAMP) ## The documentation as a site, in build/site; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

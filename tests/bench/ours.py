@@ -87,10 +87,10 @@ class Cluster:
 class LocalCluster(Cluster):
     """What ``gpuctl up`` makes."""
 
-    def __init__(self, state: Path, nodes: tuple[int, int]) -> None:
+    def __init__(self, state: Path, nodes: tuple[int, int], bucket: str | None) -> None:
         os.environ["GPUCTL_STATE_DIR"] = str(state)
         self._provider = LocalProvider("local", Dialog())
-        self._request = UpRequest(name="bench", nodes_min=nodes[0], nodes_max=nodes[1])
+        self._request = UpRequest(name="bench", nodes_min=nodes[0], nodes_max=nodes[1], bucket=bucket)
         self.known: KnownCluster = self._provider.up(self._request)
         super().__init__(open_bucket(self.known.bucket), state / "local" / "bench" / "nodes")
 
@@ -109,11 +109,11 @@ class LocalCluster(Cluster):
 
 
 @contextlib.contextmanager
-def local_cluster(root: Path, nodes: tuple[int, int]) -> Iterator[LocalCluster]:
-    """In a folder of its own; whatever happens, nothing of it is left."""
+def local_cluster(root: Path, nodes: tuple[int, int], bucket: str | None = None) -> Iterator[LocalCluster]:
+    """In a folder of its own; whatever happens, nothing of it is left but what is in a ``bucket`` elsewhere."""
     state = root / f"state-{time.monotonic_ns()}"
     try:
-        cluster = LocalCluster(state, nodes)
+        cluster = LocalCluster(state, nodes, bucket)
         yield cluster
         cluster.down()
     finally:

@@ -20,7 +20,7 @@ import pytest
 
 from gpuctl.bootstrap.boot.idle import IdleCheck
 from gpuctl.bootstrap.identity import NodeIdentity
-from gpuctl.cli.session.code_upload import send_folder
+from gpuctl.cli.session.job_upload import send_folder
 from gpuctl.cluster import layout
 from gpuctl.cluster.agreement import ledgers
 from gpuctl.cluster.jobs import queue

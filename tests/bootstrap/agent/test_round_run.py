@@ -18,6 +18,11 @@ import psutil
 import pytest
 
 from gpuctl.bootstrap.agent.round_run import RoundRun
+from gpuctl.bootstrap.environments.disk import NodeEnvironment
+from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed
+from gpuctl.bootstrap.environments.node_environments import NodeEnvironments
+from gpuctl.bootstrap.jobs.interpreters import Interpreters
+from gpuctl.bootstrap.jobs.runtimes import Runtimes
 from gpuctl.bootstrap.jobs.workspace import JobWorkspace
 from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Interpreter, Launched, LauncherExit, OnExit
@@ -26,9 +31,11 @@ from gpuctl.bootstrap.mirror.watched_folder import WatchedFolder
 from gpuctl.bootstrap.ports import PortPool
 from gpuctl.cluster import layout
 from gpuctl.cluster.clock import Clock, SystemClock
-from gpuctl.cluster.errors import StoreUnavailable
+from gpuctl.cluster.errors import GpuctlError, StoreUnavailable
+from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.membership.rounds import CANCELLED
 from gpuctl.cluster.records.codec import encode
+from gpuctl.cluster.records.environments import EnvironmentBuild
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.rounds import Member, NodeExit, Round
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
@@ -93,6 +100,31 @@ class OneProcess(Interpreter):
         return Launched(process.pid)
 
 
+class OneInterpreter(Interpreters):
+    """There is none but ``process``."""
+
+    def __init__(self, process: OneProcess, folder: Path) -> None:
+        super().__init__({}, folder, lambda: None)
+        self._process = process
+
+    def take(self, environment: NodeEnvironment | None) -> Interpreter:
+        assert environment is None
+        return self._process
+
+
+def environments(folder: Path, store: Bucket, refused: GpuctlError | None) -> NodeEnvironments:
+    """Those of a node, on which the job's can be had unless it is ``refused``."""
+    own = EnvironmentBuild(node="node-0", incarnation="i", beat=0)
+
+    class Environments(NodeEnvironments):
+        def have(self, *args: Any, **more: Any) -> NodeEnvironment | None:
+            if refused:
+                raise refused
+            return super().have(*args, **more)
+
+    return Environments(folder / "environments", store, own, "", {}, SystemClock(), print, lambda: None)
+
+
 class Away(Bucket):
     """Does not answer."""
 
@@ -117,11 +149,13 @@ def run(
     fabric: str = "",
     allow_tcp: bool = False,
     strategy: str = "",
+    refused: GpuctlError | None = None,
     **env: str,
 ) -> tuple[NodeExit, str]:
     """A script, by default one whose files cannot be kept; returns its end and its log, empty if it never ran.
     ``launching`` and ``running`` are done while it starts and while it runs. ``say`` hears what its files need, which
-    come from a bucket that does not answer if it is ``away``. ``ill`` tells of GPUs. ``env``: the node's."""
+    come from a bucket that does not answer if it is ``away``. ``ill`` tells of GPUs, ``refused`` why there can be no
+    environment. ``env``: the node's."""
     store = open_bucket((tmp_path / "bucket").as_uri())
     job = JobSpec(job="job-1", number=1, script="train.py", nodes_min=1, nodes_max=nodes)
     spec = msgspec.structs.replace(job, allow_tcp=allow_tcp, strategy=strategy)
@@ -153,7 +187,8 @@ def run(
     containers = Containers(tmp_path, {}, os.environ, False, print, ended.clear)
     taken = None if port_is_free else ports.take(port)
     try:
-        part.start(process, containers, ports, env)
+        runtimes = Runtimes(OneInterpreter(process, tmp_path), containers, environments(tmp_path, store, refused))
+        part.start(runtimes, ports, env)
         running(part)
         assert ended.wait(30)
     finally:
@@ -264,6 +299,18 @@ def test_a_worker_finds_its_strategy_and_a_script_that_makes_nothing_of_it_is_to
 
 def test_a_worker_without_a_strategy_finds_none(tmp_path: Path) -> None:
     assert run(tmp_path, "ignores", script=CHOOSER, GPUCTL_STRATEGY="int8")[1] == "found None\n"
+
+
+@pytest.mark.parametrize(("refused", "ended"), [(EnvironmentFailed, True), (GpuctlError, False)])
+def test_a_job_whose_packages_no_node_can_have_is_over_at_once(
+    tmp_path: Path, refused: type[GpuctlError], ended: bool
+) -> None:
+    node_exit, log = run(tmp_path, "completed", refused=refused("requirements.txt: no such package", "check its name"))
+    assert (node_exit.status, log) == ("failed", "")
+    assert "requirements.txt: no such package" in node_exit.ranks[0].message
+    outcome = queue.outcome(open_bucket((tmp_path / "bucket").as_uri()), "job-1")
+    told = outcome and (outcome.result, outcome.message, outcome.hint)
+    assert told == (("failed", "requirements.txt: no such package", "check its name") if ended else None)
 
 
 @pytest.mark.parametrize(("how", "told"), [("fails", "GPU 0: Xid 79"), ("whole", "")])

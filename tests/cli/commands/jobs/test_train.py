@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuctl.cluster.jobs import queue
+from tests.fakes.package_index import write_wheel
 from tests.fakes.written_cluster import WrittenCluster
 
 
@@ -107,3 +108,60 @@ def test_more_processes_than_this_machine_can_run_are_warned_of(
     (written.work / "train.py").touch()
     said = written.run("train", "-d", "train.py", "--nproc", nproc).stderr
     assert ("warning: 300000 processes on this machine with " in said) == is_warned
+
+
+def test_the_packages_of_a_script_are_said_and_in_the_job(written: WrittenCluster) -> None:
+    for name, text in {"train.py": "", "requirements.txt": "einops\norjson\n", "more.txt": "six\n"}.items():
+        (written.work / name).write_text(text)
+    for args, file, line in (
+        ((), "requirements.txt", "environment: requirements.txt (2 packages)"),
+        (("--environment", "more.txt"), "more.txt", "environment: more.txt (1 package)"),
+    ):
+        ran = written.run("train", "-d", *args, "train.py")
+        environment = queue.find(written.store, ran.stdout.strip()).environment
+        assert environment and environment.file == file and line in ran.stderr.splitlines()
+    for args, line in ((("--environment", "none"), ""), (("--image", "debian:12"), "environment: image debian:12")):
+        ran = written.run("train", "-d", *args, "train.py")
+        assert queue.find(written.store, ran.stdout.strip()).environment is None
+        assert [said for said in ran.stderr.splitlines() if "environment" in said] == [line] * bool(line)
+
+
+def test_wheels_are_sent_once_and_are_in_the_job(written: WrittenCluster) -> None:
+    (written.work / "train.py").touch()
+    (written.work / "requirements.txt").write_text("alpha\n")
+    write_wheel(written.work / "wheels", "alpha", "1.0")
+    first = written.run("train", "-d", "--wheels", "wheels", "train.py")
+    second = written.run("train", "-d", "--wheels", "wheels", "train.py")
+    found = [queue.find(written.store, ran.stdout.strip()).environment for ran in (first, second)]
+    assert found[0] == found[1] and found[0] and len(found[0].wheels) == 1
+    assert "wheels (1 file)" in first.stderr and "wheels (0 files): 0 B" in second.stderr
+    assert (
+        written.store.get(found[0].wheels[0]) == (written.work / "wheels" / "alpha-1.0-py3-none-any.whl").read_bytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "args", "message"),
+    [
+        ({"requirements.txt": ""}, (), "requirements.txt names no packages; list some, or use --environment none"),
+        ({"requirements.txt": "a\nb=1\n"}, (), "requirements.txt:2: "),
+        ({}, ("--environment", "x.txt"), "environment file x.txt does not exist"),
+        ({}, ("--wheels", "w"), "--wheels needs a requirements.txt that says which packages to install"),
+        ({"requirements.txt": "a"}, ("--wheels", "w"), "--wheels w is not a folder"),
+        ({"requirements.txt": "a"}, ("--wheels", "."), "--wheels . has no wheels"),
+        (
+            {"requirements.txt": "a"},
+            ("--environment", "requirements.txt", "--image", "a"),
+            "has no effect with --image",
+        ),
+        ({"requirements.txt": "a", ".gitignore": "*.txt"}, (), "requirements.txt is excluded by .gitignore, so the"),
+    ],
+)
+def test_packages_that_cannot_be_are_refused_before_anything_is_queued(
+    written: WrittenCluster, files: dict[str, str], args: tuple[str, ...], message: str
+) -> None:
+    (written.work / "train.py").touch()
+    for name, text in files.items():
+        (written.work / name).write_text(text)
+    assert message in written.run("train", "-d", *args, "train.py", code=2).stderr
+    assert queue.newest(written.store) is None
