@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gpuctl import __version__
 from gpuctl.cluster import distribution
 from gpuctl.cluster.records.environments import EnvironmentSource
 
@@ -39,6 +40,11 @@ class NodeFacts:
             torch=_version("torch"),
             needs=_needs(),
         )
+
+    @property
+    def own_packages(self) -> dict[str, str]:
+        """The packages that stay the node's own, with their versions as an index has them."""
+        return {distribution.NAME: __version__, **({"torch": self.torch_release} if self.torch else {})}
 
     @property
     def torch_release(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from gpuctl.cluster import distribution
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.records.environments import EnvironmentKind, EnvironmentSource
 
@@ -194,7 +195,7 @@ def _uv_lock(folder: Path, name: str) -> tuple[list[str], int]:
     if not (folder / project).is_file():
         raise BadInput(f"{name} has no {_PROJECT} beside it", "uv reads both; add it")
     packages = _table(folder, name).get("package", [])
-    others = [one for one in packages if (where := _local(one)) is not None and where != "."]
+    others = [one for one in packages if _local(one) not in (None, ".") and one.get("name") != distribution.NAME]
     if others:
         raise BadInput(
             f"{name}: {others[0].get('name')} comes from {_local(others[0])}: {_HERE}",

@@ -5,13 +5,15 @@ source becomes a ``pylock.toml`` (PEP 751).
 
 The node's torch fits its driver, and stays. Where uv resolves, it is told that torch is there in that very version and
 needs nothing, so that dependents such as torchvision are chosen to go with it. From a lock that has the same version it
-is left out, with all that only it needs; one that has another brings its own (see ``driver``).
+is left out, with all that only it needs; one that has another brings its own (see ``driver``). The node's gpuctl stays
+in any case: it is that of the cluster.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +21,17 @@ from typing import Any
 
 from gpuctl.bootstrap.environments.facts import NodeFacts
 from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed, Uv
+from gpuctl.cluster import distribution
 from gpuctl.cluster.environments.source import UV_SETTINGS, index_urls
 from gpuctl.cluster.records.environments import EnvironmentSource
 
 _FILE = "pylock.toml"
 _OF_TORCH = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
 """What a lock has because of torch alone."""
-_TORCH_IS_HERE = """\
+_IS_HERE = """\
 [[dependency-metadata]]
-name = "torch"
-version = "{release}"
+name = "{name}"
+version = "{version}"
 requires-dist = []
 """
 
@@ -103,18 +106,20 @@ def _compile(
     python: str,
     wheels: Path | None,
     is_over: Callable[[], bool],
-) -> Path | None:
-    """Returns the settings that uv needs, if not those that it finds."""
+) -> Path:
+    """Returns the settings that uv needs in place of those that it would find."""
     here = path.parent / "constraints.txt"
-    given = [*facts.needs, *([f"torch=={facts.torch_release}"] if facts.torch else [])]
-    here.write_text("".join(f"{line}\n" for line in given))
-    options = ["--constraints", str(here), "--python", python, "--only-binary", ":all:", "--format", "pylock.toml"]
-    config = None
-    if facts.torch:
-        config, theirs = path.parent / UV_SETTINGS, (code / file).parent / UV_SETTINGS
-        settings = theirs.read_text() + "\n" if theirs.is_file() else ""  # uv reads one such file
-        config.write_text(settings + _TORCH_IS_HERE.format(release=facts.torch_release))
-        options += ["--config-file", str(config), "--no-emit-package", "torch"]
+    own = facts.own_packages
+    here.write_text("".join(f"{line}\n" for line in (*facts.needs, *(f"{name}=={own[name]}" for name in own))))
+    config, theirs = path.parent / UV_SETTINGS, (code / file).parent / UV_SETTINGS
+    settings = theirs.read_text() + "\n" if theirs.is_file() else ""  # uv reads one such file
+    config.write_text(settings + "".join(_IS_HERE.format(name=name, version=own[name]) for name in own))
+    options = ["--constraints", str(here), "--config-file", str(config), "--python", python]
+    options += ["--only-binary", ":all:", "--format", "pylock.toml"]
+    for name, version in own.items():
+        write_stub(path.parent / "stubs", name, version)  # an index may have neither, and a folder of wheels
+        options += ["--no-emit-package", name]
+    options += ["--find-links", str(path.parent / "stubs")]
     if wheels is not None:
         options += ["--no-index", "--find-links", str(wheels)]
     uv.run("pip", "compile", file, *options, "--output-file", str(path), "-q", cwd=code, what=file, is_over=is_over)
@@ -125,22 +130,37 @@ def _export(
     file: str, code: Path, path: Path, uv: Uv, facts: NodeFacts, python: str, is_over: Callable[[], bool]
 ) -> None:
     locked = {one["name"]: str(one.get("version", "")) for one in _table(code / file, file).get("package", [])}
-    own = _has_own_torch(locked, facts)
-    prune = [] if own or "torch" not in locked else ["--prune", "torch"]
-    options = ["--locked", "--no-dev", "--no-emit-project", "--format", "pylock.toml", "--python", python, *prune]
+    options = ["--locked", "--no-dev", "--no-emit-project", "--format", "pylock.toml", "--python", python]
+    for name in facts.own_packages:
+        if name in locked and not (name == "torch" and _has_own_torch(locked, facts)):
+            options += ["--prune", name]
     folder = (code / file).parent
     uv.run("export", *options, "--output-file", str(path), "-q", cwd=folder, what=file, is_over=is_over)
 
 
 def _filter(given: Path, path: Path, facts: NodeFacts) -> None:
-    """Without torch and what it alone needs, if the node has that very version. A lock may not say who needs what, so
-    these go by their names."""
+    """Without gpuctl, and without torch and what it alone needs if the node has that very version. A lock may not say
+    who needs what, so these go by their names."""
     text = given.read_text(encoding="utf-8")
     head, *blocks = re.split(r"(?m)^(?=\[\[packages\]\])", text)
     locked = {one["name"]: str(one.get("version", "")) for one in _table(given, given.name).get("packages", [])}
     if "torch" in locked and not _has_own_torch(locked, facts):
         blocks = [block for block in blocks if not _OF_TORCH.fullmatch(_name(block))]
+    blocks = [block for block in blocks if _name(block) != distribution.NAME]
     path.write_text(head + "".join(blocks), encoding="utf-8")
+
+
+def write_stub(folder: Path, name: str, version: str) -> Path:
+    """Write a wheel with nothing in it: a package that is there already, for a resolver to see."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        about = f"{stem}.dist-info"
+        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    return path
 
 
 def _name(block: str) -> str:

@@ -133,6 +133,7 @@ _HINTS = {
     r"not found in the (package registry|provided)": "check the name, and the index that the nodes use",
     r"timed out": "try again, or allow more seconds: --env UV_HTTP_TIMEOUT=120",
     r"needs to be updated": "run `uv lock` and try again",
+    r"(require|depends on) gpuctl-spot": "nodes have the gpuctl of their cluster; leave its version out",
     r"(require|depends on) torch": "leave torch's version to the nodes, or lock another with uv.lock",
     r"requires-python|Python version|Python requirement|Python[><=]": "lock it for the nodes' Python",
 }

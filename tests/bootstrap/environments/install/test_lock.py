@@ -74,6 +74,27 @@ def test_the_nodes_torch_stays_and_its_dependents_go_with_it(code: Path, index: 
     assert on_another.digest != found.digest, "a node with another build has an environment of its own"
 
 
+def test_gpuctl_is_that_of_the_cluster_and_need_not_be_in_an_index(code: Path, index: PackageIndex) -> None:
+    requirements(code, "gpuctl-spot[aws]\nbeta\n")
+    assert resolved(code, index).packages == {"beta": "1.5"}
+    requirements(code, "gpuctl-spot==0.0.1\n")
+    with pytest.raises(EnvironmentFailed, match=r"you require gpuctl-spot==0\.0\.1") as raised:
+        resolved(code, index)
+    assert raised.value.hint == "nodes have the gpuctl of their cluster; leave its version out"
+
+
+def test_a_lock_with_gpuctl_leaves_it_out_with_what_only_it_needs(code: Path, index: PackageIndex) -> None:
+    write_wheel(index.folder, "gpuctl-spot", "0.0.1", requires=("mspec", "alpha"))
+    project(code, index, "gpuctl-spot", "beta")
+    assert resolved(code, index).packages == {"beta": "1.5"}
+
+
+def test_wheels_may_need_the_nodes_torch(code: Path, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "wheels", "vision", "0.28", requires=("torch==2.13.0",))
+    requirements(code, "vision\n")
+    assert resolved(code, None, wheels=tmp_path / "wheels").packages == {"vision": "0.28"}
+
+
 def test_a_node_without_torch_gets_one_from_the_index(code: Path, index: PackageIndex) -> None:
     requirements(code, "torch\n")
     found = resolved(code, index, replace(FACTS, torch=""))
