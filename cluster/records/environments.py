@@ -21,7 +21,7 @@ class EnvironmentSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Keys of the wheels given by ``--wheels``, the only ones that may be used if there are any."""
 
 
-class PackedFiles(msgspec.Struct, frozen=True, kw_only=True):
+class PackedFiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Files of an environment as one compressed archive."""
 
     sha256: str
@@ -53,7 +53,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     built_at: float = 0.0
 
 
-class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``environments/requests/<digest>.json``: which environment a source means on nodes of one kind. Written once, so
     that a node that comes later gets what the first one got."""
 

@@ -79,7 +79,19 @@ def test_it_is_refused_in_one_line(
 
 def test_the_table_has_every_verb_that_takes_a_job() -> None:
     taking = {place.verb for place in PLACES if place.name in ("JOB", "--job")}
-    assert taking == {"logs", "cancel", "ckpt ls", "ckpt pull", "ckpt rm", "ckpt verify", "ckpt gc", "forward"}
+    assert taking == {
+        "logs",
+        "cancel",
+        "ckpt ls",
+        "ckpt pull",
+        "ckpt rm",
+        "ckpt verify",
+        "ckpt gc",
+        "forward",
+        "shell",
+        "jupyter",
+        "code",
+    }
 
 
 def test_an_empty_job_ends_and_deletes_nothing(written: WrittenCluster) -> None:
