@@ -112,6 +112,10 @@ def test_what_is_not_what_was_packed_is_refused_and_not_kept(
         fetch(packed, [Broken(archive, packed.bytes, b"xx")], own, tmp_path / "out")
     with pytest.raises(Damaged, match=f"1000 of {packed.bytes} bytes came"):
         fetch(packed, [Broken(archive, 1000)], own, tmp_path / "out")
+    whole_but_another = PackedFiles(sha256="0" * 64, bytes=packed.bytes)
+    with pytest.raises(Damaged, match="is not what was packed"):
+        (tmp_path / "another").mkdir()
+        fetch(whole_but_another, [Broken(archive, packed.bytes)], own, tmp_path / "another")
     assert list(own.folder.iterdir()) == []
 
 

@@ -79,6 +79,7 @@ def test_bytecode_is_packed_by_itself_and_python_takes_it_for_its_own(tmp_path: 
     module = folder / SITE / "mine.py"
     module.parent.mkdir(parents=True)
     module.write_text("VALUE = 1\n")
+    os.utime(module, (1_600_000_000, 1_600_000_000))
     run = [sys.executable, "-v", "-c", "import mine"]
     env = {"PATH": os.environ["PATH"]}
     subprocess.run(run, env={**env, "PYTHONPATH": str(module.parent)}, check=True, capture_output=True)
