@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from datetime import timedelta
 from typing import NoReturn
 
@@ -43,6 +44,9 @@ BACKEND = "gpuctl"
 _DOUBT_S = 4.0
 """After workers have failed: for a lost node to be known as such. A silent one is after two seconds and some."""
 _STORE_S = 60.0
+_HOST_S = 3.0
+"""For rank 0 to have its store. torch's listens at all addresses, and what was kept is kept at one: whoever has
+that port at another address, if only for a connection, is in the way for as long as that lasts."""
 _LOOK_S = 0.1
 
 
@@ -154,15 +158,20 @@ class Rendezvous(RendezvousHandler):
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _store_of(self, part: RoundPart) -> Store | None:
-        """The round's store; ``None`` if the round is over before it is there."""
+        """The round's store; ``None`` if the round is over before it is there, or rank 0 cannot have it at that port:
+        then it leaves this round, and the next one has another port."""
         address, port, size = part.round.master_address, part.round.master_port, len(part.round.members)
         timeout = timedelta(seconds=_STORE_S)
+        deadline = time.monotonic() + _HOST_S
         while not part.is_over and not self._node.has_ended:
             with contextlib.suppress(DistError):
                 if part.rank == 0:
                     return TCPStore(address, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
                 if _listens(address, port):
                     return TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+            if part.rank == 0 and time.monotonic() > deadline:
+                _say(f"port {port} is in use at another address of this host; the next round has another one")
+                return None
             self._node.is_over(_LOOK_S)
         return None
 

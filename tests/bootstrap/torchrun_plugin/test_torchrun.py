@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ import pytest
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.jobs import queue
+from gpuctl.cluster.records.codec import decode
+from gpuctl.cluster.records.nodes import NodeRecord
 from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.stacks.providers import processes
 from tests.waiting import PATIENCE_S, until
@@ -88,6 +92,12 @@ class Torchruns:
         until(lambda: not any(_lives(pid) for pid in workers - {own}), "the others' workers to fail")
         self.lose(number)
 
+    def spare_ports(self) -> tuple[int, ...]:
+        """Those that rank 0's next stores will have, in their order."""
+        store = open_bucket(f"file://{self.folder}/bucket")
+        found = [entry.key for entry in store.list("mingle") if "/nodes/" in entry.key]
+        return decode(store.get(found[0]) or b"", NodeRecord, found[0]).spare_ports if found else ()
+
     def steps(self) -> list[tuple[int, ...]]:
         """Step, rank, world size, restart count and pid of each step so far."""
         path = self.folder / "steps"
@@ -141,6 +151,17 @@ def torchruns(tmp_path: Path) -> Iterator[Torchruns]:
     made = Torchruns(tmp_path)
     yield made
     made.end()
+
+
+def test_a_port_that_somebody_has_at_another_address_costs_a_round_and_not_the_run(torchruns: Torchruns) -> None:
+    """torch's store listens at all addresses, and would for ever find the port in use."""
+    torchruns.start(1, nodes="2:2")
+    with contextlib.ExitStack() as held:
+        for port in until(torchruns.spare_ports, "the ports that the first one keeps")[:1]:
+            held.enter_context(socket.create_server(("127.0.0.9", port)))
+        torchruns.start(2, nodes="2:2")
+        torchruns.train_on(2)
+    assert "is in use at another address of this host; the next round has another one" in torchruns.said()
 
 
 def test_survivors_go_on_without_rank_0s_host_and_no_restart_is_counted(torchruns: Torchruns) -> None:
