@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpuctl.bootstrap.environments import pack
 from gpuctl.bootstrap.environments.claim import BuildClaim
 from gpuctl.bootstrap.environments.disk import EnvironmentDisk, NodeEnvironment
 from gpuctl.bootstrap.environments.facts import NodeFacts
@@ -234,21 +233,21 @@ class NodeEnvironments:
             scratch.mkdir()
             made = scratch / "made"
             wheels = self._wheels(source, scratch / "wheels")
-            build.make_empty(made, uv, what=source.file, is_over=is_over)
-            python = made / "bin" / "python"
-            resolved = lock.resolve(source, code, scratch, uv, self._facts, python, wheels=wheels, is_over=is_over)
+            with ThreadPoolExecutor(1) as beside:
+                empty = beside.submit(build.make_empty, made, uv, what=source.file, is_over=is_over)
+                resolved = lock.resolve(source, code, scratch, uv, self._facts, wheels=wheels, is_over=is_over)
+                empty.result()
             driver.check(resolved.packages, source.file)
             if there := self._disk.find(resolved.digest):
                 return there
             self._need(_UNPACKED * resolved.wheel_bytes, "building the environment")
             build.install(resolved, made, uv, what=source.file, is_over=is_over)
-            size, files = pack.size_of(made)
             environment = Environment(
                 digest=resolved.digest,
                 file=source.file,
                 packages=resolved.packages,
-                bytes=size,
-                files=files,
+                bytes=0,  # known once it is packed
+                files=0,
                 pack=PackedFiles(sha256="", bytes=0),
                 python=self._facts.python,
                 platform=self._facts.platform,

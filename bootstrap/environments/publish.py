@@ -68,7 +68,9 @@ class Publisher:
     def _packed(self, found: NodeEnvironment) -> Environment:
         if found.environment.pack.sha256 and self._disk.archives.path(found.environment.pack).is_file():
             return found.environment
-        environment = replace(found.environment, pack=self._pack(found, pack.files_of(found.folder)))
+        size, files = pack.size_of(found.folder)
+        packed = self._pack(found, pack.files_of(found.folder))
+        environment = replace(found.environment, bytes=size, files=files, pack=packed)
         self._disk.note(environment)
         return environment
 

@@ -12,6 +12,7 @@ in any case: it is that of the cluster.
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,6 @@ def resolve(
     scratch: Path,
     uv: Uv,
     facts: NodeFacts,
-    python: Path,
     *,
     wheels: Path | None = None,
     is_over: Callable[[], bool] = lambda: False,
@@ -73,7 +73,6 @@ def resolve(
     Args:
         code: the job's unpacked folder, in which the source's file lies.
         scratch: an empty folder for the result.
-        python: the interpreter that it is for.
         wheels: a folder with the only wheels that may be used.
 
     Raises ``EnvironmentFailed`` with the resolver's reason, ``OSError``, ``Fenced``.
@@ -82,9 +81,9 @@ def resolve(
     config = None
     match source.kind:
         case "requirements":
-            config = _compile(source.file, code, path, uv, facts, str(python), wheels, is_over)
+            config = _compile(source.file, code, path, uv, facts, wheels, is_over)
         case "uv.lock":
-            _export(source.file, code, path, uv, facts, str(python), is_over)
+            _export(source.file, code, path, uv, facts, is_over)
         case "pylock":
             _filter(code / source.file, path, facts)
         case "conda":
@@ -103,7 +102,6 @@ def _compile(
     path: Path,
     uv: Uv,
     facts: NodeFacts,
-    python: str,
     wheels: Path | None,
     is_over: Callable[[], bool],
 ) -> Path:
@@ -114,7 +112,7 @@ def _compile(
     config, theirs = path.parent / UV_SETTINGS, (code / file).parent / UV_SETTINGS
     settings = theirs.read_text() + "\n" if theirs.is_file() else ""  # uv reads one such file
     config.write_text(settings + "".join(_IS_HERE.format(name=name, version=own[name]) for name in own))
-    options = ["--constraints", str(here), "--config-file", str(config), "--python", python]
+    options = ["--constraints", str(here), "--config-file", str(config), "--python", sys.executable]
     options += ["--only-binary", ":all:", "--format", "pylock.toml"]
     for name, version in own.items():
         write_stub(path.parent / "stubs", name, version)  # an index may have neither, and a folder of wheels
@@ -126,11 +124,9 @@ def _compile(
     return config
 
 
-def _export(
-    file: str, code: Path, path: Path, uv: Uv, facts: NodeFacts, python: str, is_over: Callable[[], bool]
-) -> None:
+def _export(file: str, code: Path, path: Path, uv: Uv, facts: NodeFacts, is_over: Callable[[], bool]) -> None:
     locked = {one["name"]: str(one.get("version", "")) for one in _table(code / file, file).get("package", [])}
-    options = ["--locked", "--no-dev", "--no-emit-project", "--format", "pylock.toml", "--python", python]
+    options = ["--locked", "--no-dev", "--no-emit-project", "--format", "pylock.toml", "--python", sys.executable]
     for name in facts.own_packages:
         if name in locked and not (name == "torch" and _has_own_torch(locked, facts)):
             options += ["--prune", name]

@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuctl.cluster.errors import Fenced, GpuctlError
@@ -69,19 +70,42 @@ class Uv:
                 stderr=said,
                 start_new_session=True,
             )
-            try:
-                while process.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_LOOK_S)
-                    if is_over():
-                        raise Fenced("the environment is no longer needed")
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            with _broken_off(process, is_over) as broken_off:
+                process.wait()  # without a timeout: Python would look now and then, and lose a tenth of a second
+            if broken_off.is_set():
+                raise Fenced("the environment is no longer needed")
             if process.returncode:
                 said.seek(0)
                 raise _failure(said.read().decode(errors="replace"), what, process.returncode)
+
+
+@contextlib.contextmanager
+def _broken_off(process: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> Iterator[threading.Event]:
+    """End ``process`` with all that it has started once ``is_over``, and at the end of the block; the event tells which
+    it was."""
+    ended, broken_off = threading.Event(), threading.Event()
+
+    def end() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            if is_over():
+                broken_off.set()
+                end()
+                return
+
+    thread = threading.Thread(target=watch, name="uv-watch", daemon=True)
+    thread.start()
+    try:
+        yield broken_off
+    finally:
+        ended.set()
+        thread.join()
+        if process.returncode is None:
+            end()
+            process.wait()
 
 
 def _gently() -> list[str]:

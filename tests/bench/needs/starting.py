@@ -56,7 +56,7 @@ def _environment(root: Path) -> NodeEnvironment:
     scratch.mkdir()
     uv = Uv(project.variables(), root / "cache")
     build.make_empty(folder, uv, what="bench")
-    locked = lock.resolve(source, code, scratch, uv, NodeFacts.of_this_node(), folder / "bin" / "python")
+    locked = lock.resolve(source, code, scratch, uv, NodeFacts.of_this_node())
     build.install(locked, folder, uv, what="bench")
     pack = PackedFiles(sha256="", bytes=0)
     return NodeEnvironment(folder, Environment(digest="e", file="uv.lock", packages={}, bytes=0, files=0, pack=pack))

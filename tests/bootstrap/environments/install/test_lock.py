@@ -19,8 +19,6 @@ from gpuctl.cluster.errors import Fenced
 from tests.bootstrap.environments.conftest import FACTS
 from tests.fakes.package_index import PackageIndex, write_wheel
 
-PYTHON = Path(sys.executable)
-
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
@@ -37,7 +35,7 @@ def resolved(
     scratch = code.parent / "scratch"
     scratch.mkdir(exist_ok=True)
     env = {"PATH": os.environ["PATH"], **({"UV_DEFAULT_INDEX": index.url} if index else {}), **env}
-    return lock.resolve(found.source, code, scratch, Uv(env, code.parent / "cache"), facts, PYTHON, wheels=wheels)
+    return lock.resolve(found.source, code, scratch, Uv(env, code.parent / "cache"), facts, wheels=wheels)
 
 
 def requirements(code: Path, text: str) -> None:
@@ -172,7 +170,7 @@ def test_the_resolver_ends_with_the_job(code: Path, index: PackageIndex) -> None
     scratch.mkdir()
     uv = Uv({"PATH": os.environ["PATH"], "UV_DEFAULT_INDEX": index.url}, code.parent / "cache")
     with pytest.raises(Fenced):
-        lock.resolve(found.source, code, scratch, uv, FACTS, PYTHON, is_over=lambda: True)
+        lock.resolve(found.source, code, scratch, uv, FACTS, is_over=lambda: True)
 
 
 def test_given_wheels_are_the_only_ones(code: Path, index: PackageIndex, tmp_path: Path) -> None:
