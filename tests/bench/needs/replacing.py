@@ -68,8 +68,8 @@ def _one(cluster: LocalCluster, job: str, out: Path, way: Way) -> float:
     if way == "bucket":
         for archive in cluster.nodes_dir.glob("*/environments/archives/*"):
             archive.unlink()
-    cluster.kill(next(member.node for member in before.members if member.node != cluster.rank0()))
-    cluster.up()
+    lost = next(member.node for member in before.members if member.node != cluster.rank0())
+    cluster.preempt(lost, 0.0, 0.0)
     new = until(lambda: set(cluster.records()) - known, "a replacement", 60).pop()
     began = cluster.records()[new].started_at
     number = until(lambda: _later_round(cluster, job, before.number), "the next round", 120)
