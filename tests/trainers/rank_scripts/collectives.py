@@ -37,6 +37,7 @@ def all_reduced_and_dropped() -> tuple[Traffic, int, int]:
     dist.all_reduce(tensor, group=group)
     dist.barrier()
     after = counter.read()
+    dist.barrier()  # nobody closes its connections before all have read
     dist.destroy_process_group()
     del group
     return after - before, after.sent, counter.read().sent

@@ -127,7 +127,9 @@ def bytes_sent(method: LocalSteps, steps: int, size: int) -> tuple[int, int]:
 
 def _sent(sockets: SocketBytes) -> int:
     dist.barrier()  # else some of it may still wait in a socket
-    return sockets.read().sent
+    found = sockets.read().sent
+    dist.barrier()  # else who is done closes its connections, and what they carried since the last read is not known
+    return found
 
 
 def by_speed(method: LocalSteps, seconds: list[float], steps: int) -> list[tuple[int, list[tuple[int, int]]]]:
