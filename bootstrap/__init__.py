@@ -12,7 +12,7 @@ Read in this order:
 - ``torchrun_plugin``: the same for torchrun, by its own flags
 - ``jobs``: jobs on a node: their code, images and folders
 - ``environments``: the packages of a job's script
-- ``launch``: starting a round's workers, in a warm interpreter or a container
+- ``launch``, ``containers``: starting a round's workers, in a warm interpreter or in an image
 - ``mirror``: files that a script keeps, copied to the bucket and back
 - ``monitors``: a cloud's notice, a job that hangs
 - ``job_shell``, ``jupyter``: where a job's workers run, for people

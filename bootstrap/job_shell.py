@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
+from gpuctl.bootstrap.containers.command_lines import ContainerRuntime
+from gpuctl.bootstrap.containers.node_containers import NOTE
 from gpuctl.bootstrap.environments.disk import EnvironmentDisk
 from gpuctl.bootstrap.environments.node_environments import OF_JOB
 from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.bootstrap.jobs.workspace import JobWorkspace
-from gpuctl.bootstrap.launch.container_args import ContainerRuntime
-from gpuctl.bootstrap.launch.container_runtime import NOTE
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.storage.bucket import open_bucket
 

@@ -8,6 +8,7 @@ Read in this order:
 - ``commands``: a module per verb
 - ``session``: what several verbs do
 - ``text_commands``, ``completions``: what all commands have in common, and what a shell offers
+- ``command_words``: lines that end with ``-- CMD``
 - ``settings``: flags, environment, ``gpuctl.yaml``
 - ``render``: how it looks
 - ``signals``: SIGTERM and SIGHUP are what Ctrl-C is

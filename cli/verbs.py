@@ -47,6 +47,7 @@ _ABOUT: dict[str, dict[str, str]] = {
         "cancel": "Cancel a job after a last checkpoint.",
         "ckpt": "List, fetch, check or delete a job's checkpoints.",
         "env": "List or remove the environments that jobs run in.",
+        "image": "Build, list or remove container images.",
         "mingle": "Meet other machines under an ID, and run a command with them.",
     },
     "Nodes": {

@@ -18,6 +18,9 @@
     environments/built/<digest>/…              Environment and its archives
     environments/used/<digest>/<job>           empty: a job that ran in it
     environments/wheels/<sha256>/<name>        wheels that ``train --wheels`` has sent
+    images/named/<name>.json                   ImageName
+    images/built/<digest>.json                 StoredImage
+    images/layers/<sha256>.zst                 its layers, each once
     stays/<node>.json                          MachineUsage
     jobs/<job>/spec.json                       JobSpec
     jobs/<job>/cancel                          CancelRequest
@@ -49,6 +52,7 @@ QUEUE = "queue"
 JOBS = "jobs"
 MINGLE = "mingle"
 ENVIRONMENTS = "environments"
+IMAGES = "images"
 
 
 def runs(run_id: str) -> str:
@@ -113,6 +117,18 @@ def environment_use(digest: str, job: str) -> str:
 
 def wheel(sha256: str, name: str) -> str:
     return f"{ENVIRONMENTS}/wheels/{sha256}/{name}"
+
+
+def image_name(name: str) -> str:
+    return f"{IMAGES}/named/{name}.json"
+
+
+def image(digest: str) -> str:
+    return f"{IMAGES}/built/{digest}.json"
+
+
+def image_layer(sha256: str) -> str:
+    return f"{IMAGES}/layers/{sha256}.zst"
 
 
 def job_spec(job: str) -> str:

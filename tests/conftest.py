@@ -29,6 +29,7 @@ _HEAVY = (
     "machines",
     "bootstrap/agent/test_agent.py",
     "bootstrap/boot/test_debian.py",
+    "bootstrap/containers",
     "bootstrap/launch",
     "bootstrap/torchrun_plugin/test_torchrun.py",
     "cli/commands/machines/test_staying.py",

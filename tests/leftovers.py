@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from gpuctl.bootstrap.launch.container_args import FOLDER_LABEL
+from gpuctl.bootstrap.containers.command_lines import FOLDER_LABEL
 
 RUN = "GPUCTL_TEST_RUN"
 """Variable: the name of the run, ``pid:start`` of the process that is the whole of it."""

@@ -27,6 +27,7 @@ from gpuctl.bootstrap.agent.reconcile import Reconciler
 from gpuctl.bootstrap.agent.replica_server import ReplicaServer
 from gpuctl.bootstrap.agent.round_run import RoundRun
 from gpuctl.bootstrap.agent.round_work import AgentSurroundings, RoundWork
+from gpuctl.bootstrap.containers.node_containers import Containers
 from gpuctl.bootstrap.environments.fetch import place_of
 from gpuctl.bootstrap.environments.node_environments import NodeEnvironments
 from gpuctl.bootstrap.gpus import found_devices, visible_devices
@@ -35,7 +36,6 @@ from gpuctl.bootstrap.jobs.interpreters import Interpreters
 from gpuctl.bootstrap.jobs.node_jobs import NodeJobs
 from gpuctl.bootstrap.jobs.runtimes import Runtimes
 from gpuctl.bootstrap.launch import job_cgroup
-from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.mirror.mirror import Mirror
 from gpuctl.bootstrap.monitors.gpu_health import GpuHealth
 from gpuctl.bootstrap.monitors.stall import StallWatch
@@ -251,7 +251,7 @@ class Agent:
         own = EnvironmentBuild(node=me.node, incarnation=self._incarnation, beat=0, address=place)
         return Runtimes(
             Interpreters(env, self._folder, changed),
-            Containers(self._folder, me.env, os.environ, bool(self._devices), say, changed),
+            Containers(self._folder, self._file_store, me.env, os.environ, bool(self._devices), say, changed),
             NodeEnvironments(folder, self._file_store, own, self._spec.token, env, self._clock, say, changed),
         )
 

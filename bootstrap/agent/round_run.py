@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from gpuctl.bootstrap.agent.worker_exits import NodeExitStatus, lost_checkpoint, rank_exit, verdict
+from gpuctl.bootstrap.containers.command_lines import passed
 from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed
 from gpuctl.bootstrap.jobs.old_jobs import UNSENT
 from gpuctl.bootstrap.jobs.runtimes import Runtimes
 from gpuctl.bootstrap.jobs.workspace import JobWorkspace
 from gpuctl.bootstrap.launch import job_cgroup
-from gpuctl.bootstrap.launch.container_args import passed
 from gpuctl.bootstrap.launch.interpreter import Launched, LauncherExit
 from gpuctl.bootstrap.launch.memory import MemoryWatch
 from gpuctl.bootstrap.launch.worker_ranks import ranks_left

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from gpuctl.bootstrap.containers.node_containers import Containers
 from gpuctl.bootstrap.environments.node_environments import NodeEnvironments
 from gpuctl.bootstrap.jobs.interpreters import Interpreters
-from gpuctl.bootstrap.launch.container_runtime import Containers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""What a job takes along: the working folder, the file that says which packages it needs, and wheels for them."""
+"""What a job takes along: the working folder, the file that says which packages it needs, and wheels for them. And what
+a build of an image does."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from gpuctl.cluster import layout
 from gpuctl.cluster.environments import source
 from gpuctl.cluster.environments.source import FoundSource
 from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.jobs import code_archive, code_survey
+from gpuctl.cluster.jobs import code_archive, code_survey, dockerignore, private_files
+from gpuctl.cluster.jobs.code_survey import Survey
+from gpuctl.cluster.jobs.dockerignore import DockerIgnore
 from gpuctl.cluster.records.environments import EnvironmentSource
 from gpuctl.cluster.storage.bucket import Bucket
 from gpuctl.cluster.storage.upload import upload_file
@@ -21,6 +24,15 @@ from gpuctl.stacks.state.paths import state_dir
 
 _NAMED = 5
 """Of a list, in a line."""
+
+
+def refuse_home(folder: Path) -> None:
+    """Raises ``BadInput`` for a folder that holds a user's keys, among everything in your home."""
+    if held := private_files.of_home(folder.resolve()):
+        raise BadInput(
+            f"the working folder is copied to the nodes, and {folder} holds {held}",
+            "move the script to a folder of its own, and run `gpuctl train` there",
+        )
 
 
 def send_folder(store: Bucket, folder: Path, script: str, needed: Sequence[str] = ()) -> str:
@@ -40,11 +52,22 @@ def send_folder(store: Bucket, folder: Path, script: str, needed: Sequence[str] 
     for name in (script, *needed) if is_here else needed:
         if name not in sent:
             raise BadInput(f"{name} is excluded by .gitignore, so the nodes would not get it", "change .gitignore")
+    return _send(store, found, "code", ".gpuctlignore")
+
+
+def send_context(store: Bucket, folder: Path, dockerfile: str) -> str:
+    """Pack ``folder`` for a build, and send it unless the bucket has it; returns its digest. Raises ``BadInput``."""
+    ignore = DockerIgnore(folder.resolve(), dockerfile)
+    found = code_survey.look_over(folder, apart=state_dir().resolve(), ignore=ignore)
+    return _send(store, found, "folder", dockerignore.FILE)
+
+
+def _send(store: Bucket, found: Survey, what: str, ignore_file: str) -> str:
     if found.private:
         names = ", ".join(found.private[:_NAMED]) + (" …" if len(found.private) > _NAMED else "")
-        say(f"not uploaded, as they may hold secrets: {names} (to send one: a line !NAME in .gpuctlignore)")
+        say(f"not uploaded, as they may hold secrets: {names} (to send one: a line !NAME in {ignore_file})")
     with code_archive.packed(found.items) as code:
-        what = f"code ({count(code.files, 'file')})"
+        what = f"{what} ({count(code.files, 'file')})"
         if code_archive.is_there(store, code.digest):
             say(f"{what}: {size(code.bytes)}, already there")
         else:

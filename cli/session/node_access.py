@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -57,13 +58,19 @@ def reached(access: OpenCluster) -> Iterator[NodeAccess]:
         yield NodeAccess(spec.name, access.store, hosts, SshShell(spec.name, config, Path(logs), way_in=way_in))
 
 
-def run(nodes: NodeAccess, host: Host, command: Command) -> int:
+def run(nodes: NodeAccess, host: Host, command: Command, first: bytes = b"") -> int:
     """Run ``command``, of ``host``, on this terminal; returns its exit code, as the shell has it.
+
+    ``first``: what its standard input begins with; that then ends when this does, and has nothing more.
 
     Raises ``GpuctlError`` if it could not be reached.
     """
-    with started(command) as process:
+    with started(command, **({"stdin": subprocess.PIPE} if first else {})) as process:
         try:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(first)
+                    process.stdin.flush()
             code = shells(process.wait())
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted") from error

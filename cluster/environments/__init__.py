@@ -1,5 +1,6 @@
-"""The packages that a job's script needs, as the user's machine and the nodes both see them.
+"""The packages or the image that a job's script needs, as the user's machine and the nodes both see them.
 
 - ``source``: the file in the working folder that says which they are
 - ``registry``: the environments that are in the bucket, and who uses them
+- ``images``: the container images that are in the bucket
 """

@@ -4,6 +4,6 @@
 - ``strategy``: what a job's ``--strategy`` may name
 - ``code_survey``: what of the working folder is sent
 - ``code_archive``: that as one object
-- ``gitignore``: which files stay behind
+- ``gitignore``, ``dockerignore``: which files stay behind
 - ``private_files``: which files look like keys and passwords
 """

@@ -5,7 +5,7 @@ understands a newer one. Wall-clock fields (``…_at``, seconds since the epoch)
 
 - ``clusters``, ``nodes``: a cluster and its machines
 - ``jobs``, ``rounds``: a job, and what became of it
-- ``environments``: the packages that it runs with
+- ``environments``, ``images``: the packages that it runs with, or the container image
 - ``runs``: what meets under an ID without a cluster
 - ``checkpoints``, ``snapshots``: what it keeps
 - ``codec``: records as JSON

@@ -27,24 +27,29 @@ def upload_file(bucket: Bucket, key: str, path: Path, on_bytes: Callable[[int], 
     """
     size = path.stat().st_size
     if size > _ONE_PUT_BYTES:
-        _stream(bucket, key, path, on_bytes)
+        with path.open("rb") as file:
+            upload_chunks(bucket, key, _chunks(file, on_bytes))
         return
     bucket.create(key, path.read_bytes())
     on_bytes(size)
 
 
-def _stream(bucket: Bucket, key: str, path: Path, on_bytes: Callable[[int], None]) -> None:
+def upload_chunks(bucket: Bucket, key: str, chunks: Iterator[bytes]) -> None:
+    """Upload what ``chunks`` are, one after the other, as one object, which is there once all of it has come.
+
+    Raises ``StoreUnavailable``.
+    """
     import obstore
     from obstore.exceptions import BaseError
 
-    def chunks(file: IO[bytes]) -> Iterator[bytes]:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
-            on_bytes(len(chunk))
+    try:
+        obstore.put(bucket.raw, key, chunks, chunk_size=_CHUNK_BYTES)
+    except (BaseError, OSError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise StoreUnavailable(f"the upload to {shown(bucket.url)} failed: {reason}", "try again") from error
 
-    with path.open("rb") as file:
-        try:
-            obstore.put(bucket.raw, key, chunks(file), chunk_size=_CHUNK_BYTES)
-        except (BaseError, OSError) as error:
-            reason = str(error).split("\n", 1)[0]
-            raise StoreUnavailable(f"the upload to {shown(bucket.url)} failed: {reason}", "try again") from error
+
+def _chunks(file: IO[bytes], on_bytes: Callable[[int], None]) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk
+        on_bytes(len(chunk))

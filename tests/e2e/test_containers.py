@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from gpuctl.bootstrap.launch.container_args import OPTIONS
+from gpuctl.bootstrap.containers.command_lines import OPTIONS
 from gpuctl.cluster.errors import CHECKPOINT_LOST
 from gpuctl.stacks.providers import processes
 from tests.e2e.machine import Cluster, as_json
@@ -68,7 +68,12 @@ def test_a_job_in_an_image_runs_to_its_end_as_one_without_does(boxed: Cluster) -
 def test_any_program_runs_in_an_image_with_the_rounds_variables(boxed: Cluster) -> None:
     boxed.up("2")
     program = boxed.folder / "program.sh"
-    program.write_text('#!/bin/sh\necho "$RANK of $WORLD_SIZE"; wc -l < "$GPUCTL_HOSTFILE"; exit $((RANK * 7))\n')
+    # None fails before all have printed: the others would be ended with it.
+    program.write_text(
+        '#!/bin/sh\necho "$RANK of $WORLD_SIZE"; wc -l < "$GPUCTL_HOSTFILE"\n'
+        'met="${GPUCTL_BUCKET#file://}/met"; mkdir -p "$met"; touch "$met/$RANK"\n'
+        'while [ "$(ls "$met" | wc -l)" -lt 4 ]; do sleep 0.05; done; exit $((RANK * 7))\n'
+    )
     program.chmod(0o755)
     done = boxed.run("train", "--image", containers.IMAGE, "--launcher", "exec", "--nproc", "2", "./program.sh", code=7)
     assert sorted(re.findall(r"\| (\d) of 4", done.stdout)) == ["0", "1", "2", "3"], done.stdout + done.stderr
@@ -172,3 +177,23 @@ def test_files_written_after_sigterm_in_an_image_come_back(boxed: Cluster) -> No
     steps = [int(line.split("step ")[1].split()[0]) for line in said.splitlines() if "| step " in line]
     assert steps == list(range(1, 31))
     assert "finished 30" in said
+
+
+def test_an_image_that_one_node_has_built_comes_to_the_others_from_the_bucket(boxed: Cluster) -> None:
+    boxed.up("2")
+    folder = boxed.folder / "mine"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(f"FROM {containers.IMAGE}\nCOPY told .\nRUN cp told /built\n")
+    (folder / "told").write_text("this one")
+    boxed.run("image", "build", "mine", "--node", "node-1", "--", *containers.build_options())
+    (listed,) = as_json(boxed.run("image", "ls", "-o", "json"))
+    name = f"localhost/gpuctl/mine:{listed['image'][:12]}"
+    assert (listed["name"], listed["built_on"], len(listed["layers"])) == ("mine", "node-1", 3)
+    containers.ask(containers.runtime(), "rmi", name)  # local nodes share what the machine has
+    try:
+        boxed.write("train.py", "print('built:', open('/built').read(), flush=True)")
+        done = boxed.run("train", "--image", "bucket:mine", "train.py")
+        assert sorted(re.findall(r"(?m)^(node-\d)/\d \| built: this one$", done.stdout)) == ["node-0", "node-1"]
+        assert "environment: image bucket:mine" in done.stderr
+    finally:
+        containers.ask(containers.runtime(), "rmi", name)

@@ -25,10 +25,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 import pytest
 
-from gpuctl.bootstrap.launch.container_args import FOLDER_LABEL, ContainerRuntime, remove_command
+from gpuctl.bootstrap.containers.command_lines import FOLDER_LABEL, ContainerRuntime, remove_command
 from tests.waiting import PATIENCE_S
 
 IMAGE = "localhost/gpuctl-test:2"
@@ -55,6 +56,14 @@ def runtime() -> str:
 def options() -> list[str]:
     """Of the program's ``run``."""
     return list(_found().options)
+
+
+def build_options() -> list[str]:
+    """Of the program's ``build``, so that steps find this machine's programs. Skips where it cannot mount any."""
+    if runtime().endswith("docker"):
+        pytest.skip("docker build mounts no folders of the machine")
+    at = options().index("--env")  # which would be one of the image's own
+    return [*options()[:at], *options()[at + 2 :]]
 
 
 @functools.cache
@@ -130,7 +139,7 @@ def _libraries() -> list[str]:
 
 @contextmanager
 def registry(gate: threading.Event) -> Iterator[str]:
-    """Serves one image, and yields its name; the image's content only once ``gate`` is open."""
+    """Serves one image, and takes others; yields its name, and its content only once ``gate`` is open."""
     layer = root(uuid.uuid4().hex)  # no part of it has ever been pulled
     config = json.dumps(
         {
@@ -149,29 +158,65 @@ def registry(gate: threading.Event) -> Iterator[str]:
         }
     ).encode()
     held = {_digest(data): data for data in (layer, config)}
+    uploads: dict[str, bytes] = {}
+    manifests: dict[str, tuple[bytes, str]] = {"tiny/1": (manifest, f"{kind}.manifest.v1+json")}
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def do_GET(self) -> None:
-            found = re.fullmatch(r"/v2/(?:tiny/(manifests|blobs)/(.+))?", self.path)
-            if found is None:
-                self.send_error(404)
-            elif found[1] == "manifests":
-                self._answer(manifest, f"{kind}.manifest.v1+json")
-            elif found[1] == "blobs":
+            found = re.fullmatch(r"/v2/(?:([^?]+)/(manifests|blobs)/([^/?]+))?", self.path)
+            if found is None or (found[2] == "blobs" and found[3] not in held):
+                self._answer(b"", status=404)
+            elif found[2] == "manifests":
+                data, media = manifests.get(f"{found[1]}/{found[3]}", (b"", ""))
+                self._answer(data, media, status=200 if data else 404)
+            elif found[2] == "blobs":
                 gate.wait(PATIENCE_S)
-                self._answer(held[found[2]], "application/octet-stream")
+                self._answer(held[found[3]], "application/octet-stream")
             else:
                 self._answer(b"{}", "application/json")
 
         do_HEAD = do_GET  # noqa: N815
 
-        def _answer(self, data: bytes, kind: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
+        def do_POST(self) -> None:
+            """Of https://distribution.github.io/distribution/spec/api/, what a push needs."""
+            self._take()
+            self._answer(b"", status=202, Location=f"{self.path}{uuid.uuid4().hex}", Range="0-0")
+
+        def do_PATCH(self) -> None:
+            data = uploads.setdefault(self.path, b"") + self._take()
+            uploads[self.path] = data
+            self._answer(b"", status=202, Location=self.path, Range=f"0-{len(data) - 1}")
+
+        def do_PUT(self) -> None:
+            path, _, query = self.path.partition("?")
+            data = uploads.pop(path, b"") + self._take()
+            if query.startswith("digest="):
+                held[unquote(query.removeprefix("digest="))] = data
+            else:
+                name, _, tag = path.removeprefix("/v2/").partition("/manifests/")
+                manifests[f"{name}/{tag}"] = manifests[f"{name}/{_digest(data)}"] = (data, self.headers["Content-Type"])
+            self._answer(b"", status=201, Location=path, **{"Docker-Content-Digest": _digest(data)})
+
+        def _take(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            data = b""
+            while size := int(self.rfile.readline(), 16):
+                data += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return data
+
+        def _answer(self, data: bytes, kind: str = "", status: int = 200, **headers: str) -> None:
+            self.send_response(status)
+            headers = {"Content-Type": kind, "Docker-Content-Digest": _digest(data), **headers}
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(data)))
-            self.send_header("Docker-Content-Digest", _digest(data))
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 with suppress(OSError):  # who asked has broken off
                     self.wfile.write(data)
 

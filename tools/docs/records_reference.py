@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuctl.cluster import layout
 
 RECORDS = Path(__file__).resolve().parents[2] / "cluster" / "records"
-MODULES = ("clusters", "nodes", "jobs", "environments", "rounds", "checkpoints", "snapshots", "runs")
+MODULES = ("clusters", "nodes", "jobs", "environments", "images", "rounds", "checkpoints", "snapshots", "runs")
 """In the order of reading."""
 
 

@@ -3,6 +3,6 @@
 - ``train``, ``jobs``, ``cancel``: begin, list and end them
 - ``logs``: what they print
 - ``ckpt``, ``ckpt_pull``: what they keep
-- ``env``: the packages that they run with
+- ``env``, ``image``: the packages that they run with, or their image
 - ``mingle``, ``mingle_command``: a command on machines without a cluster
 """

@@ -14,13 +14,14 @@ import typer
 from gpuctl.cli.render.job.follow import Follower, tell_end
 from gpuctl.cli.render.job.log_lines import Printer
 from gpuctl.cli.render.terminal import count, out, say
-from gpuctl.cli.session.job_upload import choose, read_wheels, send_folder, send_wheels
+from gpuctl.cli.session.job_upload import choose, read_wheels, refuse_home, send_folder, send_wheels
 from gpuctl.cli.session.open_cluster import USED, OpenCluster, reach_with
 from gpuctl.cli.settings.options import Cluster, parse_flag, refuse_unknown_stop_signal, text_option
 from gpuctl.cli.settings.resolve import Settings, load, parse_nodes
 from gpuctl.cli.signals import Interrupted
+from gpuctl.cluster.environments import images
 from gpuctl.cluster.errors import BadInput
-from gpuctl.cluster.jobs import private_files, queue
+from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.trainers.launchers.adapter import FOREIGN, Launcher, Process, World, all_variables, named
 
@@ -152,6 +153,7 @@ def verb(
     spec = queue.cluster_spec(access.store)
     _, most = queue.check_nodes(spec, wanted)
     _warn_of_many(spec.provider, most * (per_node or spec.slots or 1))
+    pinned = images.pinned(access.store, settings.image or "")
     code = send_folder(access.store, Path.cwd(), name, packages.files if packages else ())
     source = packages.source if packages else None
     if source and given:
@@ -167,7 +169,7 @@ def verb(
         strategy=settings.strategy or "",
         max_restarts=settings.max_restarts,
         exit_timeout_s=settings.exit_timeout,
-        image=settings.image or "",
+        image=pinned,
         environment=source,
         allow_tcp=allow_tcp,
         submitted_by=_who(),
@@ -266,15 +268,6 @@ def checked_script(script: str, folder: Path) -> str:
     except ValueError as error:
         raise BadInput(f"{name} is not a Python script: {error}", "nothing was started") from error
     return name
-
-
-def refuse_home(folder: Path) -> None:
-    """Raises ``BadInput`` for a folder that holds a user's keys, among everything in your home."""
-    if held := private_files.of_home(folder.resolve()):
-        raise BadInput(
-            f"the working folder is copied to the nodes, and {folder} holds {held}",
-            "move the script to a folder of its own, and run `gpuctl train` there",
-        )
 
 
 def _attend(access: OpenCluster, job: JobSpec, option: str) -> None:

@@ -2,6 +2,5 @@
 
 - ``ssh``, ``exec``, ``cp``, ``forward``: to the machine
 - ``shell``, ``jupyter``, ``code``: to where a job runs on it
-- ``command_words``: lines that end with ``-- CMD``
 - ``port_forward``: a node's port on this machine
 """

@@ -12,7 +12,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from gpuctl.cli.commands.nodes.command_words import WithCommand, words_of
+from gpuctl.cli.command_words import WithCommand, words_of
 from gpuctl.cli.render.terminal import fail, say, styled
 from gpuctl.cli.session import node_access
 from gpuctl.cli.session.open_cluster import reach

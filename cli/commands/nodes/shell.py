@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuctl.cli.commands.nodes.command_words import WithCommand, words_of
+from gpuctl.cli.command_words import WithCommand, words_of
 from gpuctl.cli.session import node_access
 from gpuctl.cli.session.open_cluster import reach
 from gpuctl.cli.settings.options import Bucket, Cluster, text_option

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from gpuctl.bootstrap.agent.round_run import RoundRun
+from gpuctl.bootstrap.containers.node_containers import Containers
 from gpuctl.bootstrap.environments.disk import NodeEnvironment
 from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed
 from gpuctl.bootstrap.environments.node_environments import NodeEnvironments
 from gpuctl.bootstrap.jobs.interpreters import Interpreters
 from gpuctl.bootstrap.jobs.runtimes import Runtimes
 from gpuctl.bootstrap.jobs.workspace import JobWorkspace
-from gpuctl.bootstrap.launch.container_runtime import Containers
 from gpuctl.bootstrap.launch.interpreter import Interpreter, Launched, LauncherExit, OnExit
 from gpuctl.bootstrap.mirror.mirror import Mirror
 from gpuctl.bootstrap.mirror.watched_folder import WatchedFolder
@@ -184,7 +184,7 @@ def run(
     part = RoundRun(round_, 0, workspace, context, mirror, clock, ended.set, fabric=fabric, ill=ill)
     drained = str(context.round_dir / f"{DRAINED}.0")
     process = OneProcess(drained, str(context.checkpoint_dir), how, meanwhile=lambda: launching(part))
-    containers = Containers(tmp_path, {}, os.environ, False, print, ended.clear)
+    containers = Containers(tmp_path, store, {}, os.environ, False, print, ended.clear)
     taken = None if port_is_free else ports.take(port)
     try:
         runtimes = Runtimes(OneInterpreter(process, tmp_path), containers, environments(tmp_path, store, refused))

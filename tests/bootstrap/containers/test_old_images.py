@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.bootstrap.launch.container_runtime import Containers
-from gpuctl.bootstrap.launch.old_images import PulledImages
+from gpuctl.bootstrap.containers.node_containers import Containers
+from gpuctl.bootstrap.containers.old_images import PulledImages
+from gpuctl.cluster.storage.bucket import open_bucket
 
 _DOCKER = """#!/bin/sh
 cd "$(dirname "$0")"
@@ -34,7 +35,9 @@ class Node:
         program.chmod(0o755)
         path = {"PATH": f"{folder}:{os.environ['PATH']}"}
         used = lambda _: 0.9 if len(self.images()) >= 3 else 0.5  # noqa: E731
-        self.containers = Containers(folder, {}, path, False, self.said.append, lambda: None, used)
+        self.containers = Containers(
+            folder, open_bucket("memory://"), {}, path, False, self.said.append, lambda: None, used
+        )
 
     def images(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "images").iterdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.bootstrap.launch.container_args import (
+from gpuctl.bootstrap.containers.command_lines import (
     ContainerRuntime,
     ContainerSpec,
     FabricLibraries,

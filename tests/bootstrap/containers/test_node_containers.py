@@ -17,11 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuctl.bootstrap.launch.container_args import FOLDER_LABEL, OPTIONS, ContainerRuntime
-from gpuctl.bootstrap.launch.container_runtime import Containers
+from gpuctl.bootstrap.containers.client import ContainerClient
+from gpuctl.bootstrap.containers.command_lines import FOLDER_LABEL, OPTIONS, ContainerRuntime
+from gpuctl.bootstrap.containers.node_containers import Containers
 from gpuctl.bootstrap.launch.interpreter import LauncherExit
 from gpuctl.bootstrap.network.nccl_env import OFI_PLUGINS
 from gpuctl.cluster.errors import Fenced, GpuctlError
+from gpuctl.cluster.storage.bucket import open_bucket
 from gpuctl.stacks.providers import processes
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, WorkerFailure
 from tests.fakes import containers
@@ -44,13 +46,14 @@ class Bench:
         self.changed = threading.Event()
         self.rounds = 0
         self._env = {**os.environ, **env}
+        self.store = open_bucket("memory://")
         self.begin()
 
     def begin(self, **more: str) -> None:
         """An agent, with ``more`` among its node's own variables."""
         node_env = {OPTIONS: shlex.join(containers.options()), "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1"}
         self.containers = Containers(
-            self.node, {**node_env, **more}, self._env, False, self.said.append, self.changed.set
+            self.node, self.store, {**node_env, **more}, self._env, False, self.said.append, self.changed.set
         )
 
     def launch(
@@ -298,7 +301,7 @@ def test_an_agent_that_starts_removes_what_its_last_life_has_left(bench: Bench, 
             == 0
         )
     Bench(tmp_path / "new").containers.sweep()
-    Containers(bench.node, {}, os.environ, False, bench.said.append, lambda: None).sweep()
+    Containers(bench.node, bench.store, {}, os.environ, False, bench.said.append, lambda: None).sweep()
     assert containers.left(bench.node) == []
     assert len(containers.left(tmp_path / "other")) == 1
     containers.clear(tmp_path / "other")
@@ -382,7 +385,7 @@ def test_where_podman_would_ask_systemd_for_a_scope_it_is_known(
     podman.write_text(f"#!/bin/sh\necho '{told}'\n")
     podman.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = Bench(tmp_path).containers._find()
+    found = ContainerClient(os.environ).find()
     assert found == ContainerRuntime("podman", str(podman), rootless=rootless, scopes=scopes)
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -19,7 +17,9 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 import gpuctl
-from gpuctl.bootstrap.launch.container_args import (
+from gpuctl.bootstrap.containers import bucket_images
+from gpuctl.bootstrap.containers.client import ContainerClient, last_line
+from gpuctl.bootstrap.containers.command_lines import (
     FOLDER_LABEL,
     LIBRARY,
     OPTIONS,
@@ -38,18 +38,18 @@ from gpuctl.bootstrap.launch.container_args import (
     run_command,
     scratch_folder,
 )
-from gpuctl.bootstrap.launch.container_process import ContainerCommand, ContainerRun
+from gpuctl.bootstrap.containers.old_images import PulledImages
+from gpuctl.bootstrap.containers.process import ContainerCommand, ContainerRun
 from gpuctl.bootstrap.launch.interpreter import Launched, OnExit
-from gpuctl.bootstrap.launch.old_images import PulledImages
 from gpuctl.bootstrap.ports import reserved
+from gpuctl.cluster.environments import images
 from gpuctl.cluster.errors import Fenced, GpuctlError
+from gpuctl.cluster.storage.interface import PartStore
 from gpuctl.trainers.launchers.adapter import named
 from gpuctl.trainers.launchers.torchrun import LaunchSpec
 
 NOTE = "container-runtime.json"
 """In the node's folder once it has run a container: what ran it."""
-_ASK_S = 30.0
-"""For an answer to a question that costs nothing."""
 _SAY_EVERY_S = 10.0
 """Of what a pull prints."""
 
@@ -61,6 +61,7 @@ class Containers:
     def __init__(
         self,
         folder: Path,
+        store: PartStore,
         node_env: Mapping[str, str],
         env: Mapping[str, str],
         gpus: bool,
@@ -68,13 +69,14 @@ class Containers:
         on_change: Callable[[], None],
         used: Callable[[Path], float] | None = None,
     ) -> None:
-        """``node_env``: for the workers of every job here; ``env``: for Docker or Podman themselves; ``used``: see
-        ``PulledImages``."""
+        """``store``: may have images; ``node_env``: for the workers of every job here; ``env``: for Docker or Podman
+        themselves; ``used``: see ``PulledImages``."""
         self.doing = ""
         """What takes long just now, for people: such as "pulling debian:12"."""
         self._folder = folder
+        self._store = store
         self._node_env = dict(node_env)
-        self._client_env = {"HOME": str(Path.home()), **env}
+        self._client = ContainerClient(env)
         self._gpus = gpus
         self._say = say
         self._on_change = on_change
@@ -101,7 +103,7 @@ class Containers:
         try:
             self._sweep()
             if image not in self._names:
-                self._runtime = self._runtime or self._find()
+                self._runtime = self._runtime or self._client.find()
                 self._names[image] = self._have(self._runtime, image, is_over)
             self._pulled.use(self._names[image])
         finally:
@@ -126,7 +128,7 @@ class Containers:
         assert self._runtime is not None
         runtime = self._runtime
         env = {**passed(self._node_env), **spec.env}
-        name = self._names.get(image, full_name(image))
+        name = self._names.get(image) or _names_of(image)[-1]
         libraries = self._libraries(runtime, name)
         meeting = Path(spec.log_dir).parent / "container"
         meeting.mkdir(parents=True, exist_ok=True)
@@ -150,7 +152,7 @@ class Containers:
         return ContainerRun(
             run_command(runtime, machine, box),
             remove_command(runtime, [box.name]),
-            self._client_env,
+            self._client.env,
             meeting,
             ContainerCommand(
                 **launch_order(spec), env=env, library_path=[*libraries.searched], library=LIBRARY, fabric=fabric
@@ -172,51 +174,31 @@ class Containers:
             runtime = msgspec.json.decode((self._folder / NOTE).read_bytes(), type=ContainerRuntime)
         except (OSError, msgspec.MsgspecError):
             return
-        left = self._ask(list_command(runtime, str(self._folder))).stdout.split()
+        left = self._client.ask(list_command(runtime, str(self._folder))).stdout.split()
         if left:
             self._say(f"removing {len(left)} containers of an agent that has died")
-            self._ask(remove_command(runtime, left))
-
-    def _find(self) -> ContainerRuntime:
-        """Docker if it answers, else Podman. Raises ``GpuctlError`` if neither is there."""
-        if sys.platform != "linux":
-            raise GpuctlError("jobs in an image need Linux nodes", "train without --image")
-        complaint = "neither Docker nor Podman is installed on this node"
-        docker, podman = shutil.which("docker"), shutil.which("podman")
-        if docker and "podman" not in self._ask([docker, "--version"]).stdout.lower():
-            answer = self._ask([docker, "info", "--format", "{{.ServerVersion}} {{.SecurityOptions}}"])
-            if answer.returncode == 0:
-                return ContainerRuntime("docker", docker, rootless="rootless" in answer.stdout)
-            complaint = f"Docker does not respond on this node: {_last_line(answer.stderr)}"
-        if podman:
-            answer = self._ask([podman, "info", "--format", "json"])
-            if answer.returncode == 0:
-                host = msgspec.json.decode(answer.stdout)["host"]
-                rootless, remote = host["security"]["rootless"], host.get("serviceIsRemote")
-                scopes = host.get("cgroupManager") == "systemd" and not rootless and not remote
-                return ContainerRuntime("podman", podman, rootless=rootless, scopes=scopes)
-            complaint = f"Podman does not work on this node: {_last_line(answer.stderr)}"
-        raise GpuctlError(complaint, "fix or install one, or train without --image")
+            self._client.ask(remove_command(runtime, left))
 
     def _have(self, runtime: ContainerRuntime, image: str, is_over: Callable[[], bool]) -> str:
-        for name in (image, full_name(image)):
-            if self._ask([runtime.program, "image", "inspect", "--format", "{{.Id}}", name]).returncode == 0:
-                return name
-        self._do(f"pulling {image}")
-        try:
-            self._make_room(runtime)
-            self._pull(runtime, image, is_over)
-        finally:
-            self._do("")
-        self._pulled.pulled(full_name(image))
-        return full_name(image)
+        in_bucket, names = images.is_in_bucket(image), _names_of(image)
+        name = next((name for name in names if self._client.has(runtime, name)), None)
+        if name is None:
+            self._do(f"pulling {images.shown(image)}")
+            try:
+                self._make_room(runtime)
+                (self._load if in_bucket else self._pull)(runtime, image, is_over)
+            finally:
+                self._do("")
+        if in_bucket or name is None:  # one of the bucket's is gpuctl's own, also where it was built
+            self._pulled.pulled(names[-1])
+        return name or names[-1]
 
     def _make_room(self, runtime: ContainerRuntime) -> None:
         where = "{{.DockerRootDir}}" if runtime.kind == "docker" else "{{.Store.GraphRoot}}"
-        folder = self._ask([runtime.program, "info", "--format", where]).stdout.strip()
+        folder = self._client.ask([runtime.program, "info", "--format", where]).stdout.strip()
         if folder:
             gone = self._pulled.make_room(
-                Path(folder), lambda name: self._ask([runtime.program, "rmi", name]).returncode == 0
+                Path(folder), lambda name: self._client.ask([runtime.program, "rmi", name]).returncode == 0
             )
             self._names = {image: name for image, name in self._names.items() if name not in gone}
 
@@ -224,7 +206,7 @@ class Containers:
         library_path = self._node_env.get("LD_LIBRARY_PATH", "")
         if not library_path:
             return FabricLibraries()
-        image_env = self._ask([runtime.program, "image", "inspect", "--format", "{{.Config.Env}}", name]).stdout
+        image_env = self._client.ask([runtime.program, "image", "inspect", "--format", "{{.Config.Env}}", name]).stdout
         return fabric_libraries(library_path, image_env)
 
     def _pull(self, runtime: ContainerRuntime, image: str, is_over: Callable[[], bool]) -> None:
@@ -232,7 +214,7 @@ class Containers:
         path = self._folder / "pull.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
-                pull_command(runtime, image), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._client_env
+                pull_command(runtime, image), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._client.env
             )
         self._say(f"pulling {image}")
         try:
@@ -244,15 +226,33 @@ class Containers:
                 if time.monotonic() > said_at + _SAY_EVERY_S:
                     said_at = time.monotonic()
                     self._say(
-                        f"pulling {image}: {said_at - began:.0f} s, {_last_line(path.read_text(errors='replace'))}"
+                        f"pulling {image}: {said_at - began:.0f} s, {last_line(path.read_text(errors='replace'))}"
                     )
         finally:
             process.kill()
             process.wait()
         if process.returncode:
-            why = _last_line(path.read_text(errors="replace"))
+            why = last_line(path.read_text(errors="replace"))
             raise GpuctlError(f"cannot pull {image}: {why}", "check the name, and that this node may pull it")
         self._say(f"pulled {image} in {time.monotonic() - began:.0f} s")
+
+    def _load(self, runtime: ContainerRuntime, image: str, is_over: Callable[[], bool]) -> None:
+        began = said_at = time.monotonic()
+        name = images.shown(image)
+
+        def on_bytes(come: int, total: int) -> None:
+            nonlocal said_at
+            if time.monotonic() > said_at + _SAY_EVERY_S:
+                said_at = time.monotonic()
+                self._do(f"pulling {name}: {come / total:.0%}")
+                self._say(self.doing)
+
+        def over() -> bool:
+            return self._stopped.is_set() or is_over()
+
+        self._say(f"pulling {name}")
+        bucket_images.load(self._store, image, runtime, self._client, over, on_bytes)
+        self._say(f"pulled {name} in {time.monotonic() - began:.0f} s")
 
     def _do(self, what: str) -> None:
         self.doing = what
@@ -262,19 +262,10 @@ class Containers:
         if self._stopped.is_set() or is_over():
             raise Fenced("the image is no longer needed")
 
-    def _ask(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        try:
-            return subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                env=self._client_env,
-                timeout=_ASK_S,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            return subprocess.CompletedProcess(command, 1, "", str(error))
+
+def _names_of(image: str) -> list[str]:
+    """What the runtime may call it, the full name last."""
+    return [images.local_name(image)] if images.is_in_bucket(image) else [image, full_name(image)]
 
 
 def _bucket_folder(url: str) -> tuple[str, ...]:
@@ -291,8 +282,3 @@ def _options(env: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(shlex.split(env.get(OPTIONS, "")))
     except ValueError as error:
         raise GpuctlError(f"{OPTIONS}: {error}", "write it as a shell would: -v '/my data:/data:ro'") from error
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1].removeprefix("Error: ").removeprefix("ERROR: ") if lines else "it printed nothing"

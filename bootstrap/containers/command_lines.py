@@ -1,6 +1,6 @@
 """The command lines that run a job's workers in a container image, as pure functions of what was asked and found.
 
-``container_runtime`` has the facts and runs them; ``container_entry`` is what starts inside.
+``node_containers`` has the facts and runs them; ``container_entry`` is what starts inside.
 """
 
 from __future__ import annotations
@@ -167,6 +167,21 @@ def run_command(runtime: ContainerRuntime, machine: HostDevices, box: ContainerS
 
 def pull_command(runtime: ContainerRuntime, image: str) -> list[str]:
     return [runtime.program, "pull", full_name(image)]
+
+
+def build_command(
+    runtime: ContainerRuntime, name: str, context: Path, dockerfile: str, options: Sequence[str]
+) -> list[str]:
+    """Build the image ``name`` from what is in ``context``."""
+    own_cgroups = ["--cgroup-manager", "cgroupfs"] if runtime.scopes else []
+    file = str(context / dockerfile)
+    return [runtime.program, *own_cgroups, "build", "--tag", name, "--file", file, *options, str(context)]
+
+
+def save_command(runtime: ContainerRuntime, name: str, archive: Path) -> list[str]:
+    """Save the image ``name`` as a tar that has a ``manifest.json``."""
+    form = ["--format", "docker-archive"] if runtime.kind == "podman" else []
+    return [runtime.program, "save", *form, "--output", str(archive), name]
 
 
 def remove_command(runtime: ContainerRuntime, names: Sequence[str]) -> list[str]:

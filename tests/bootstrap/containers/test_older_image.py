@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.bootstrap.launch.container_args import OPTIONS
+from gpuctl.bootstrap.containers.command_lines import OPTIONS
 from gpuctl.bootstrap.network.nccl_env import OFI_PLUGINS
-from tests.bootstrap.launch.test_container_runtime import Bench
+from tests.bootstrap.containers.test_node_containers import Bench
 from tests.fakes import containers
 from tests.fakes.shared_objects import PLUGIN, build
 from tests.machines import root
@@ -27,7 +27,7 @@ _LIMITS = ("--ulimit", "--runtime")
 """Of the options that containers need on this machine: the others bring its own programs in."""
 NEEDS_NOTHING = "int begin(void) { return 0; }\n"
 
-_BESIDE = Path(__file__).with_name("test_container_runtime.py")
+_BESIDE = Path(__file__).with_name("test_node_containers.py")
 """Whose plug-in lies at the same place."""
 pytestmark = [
     pytest.mark.machines,
