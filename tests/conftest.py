@@ -38,6 +38,8 @@ _HEAVY = (
     "trainers/checkpoint/test_other_writers.py",
 )
 """What starts whole clusters, machines, containers, or many ranks: never two of them at a time, on few cores."""
+_STORIES = "docs/test_commands.py"
+"""The slow ones of these small clusters take a quarter of an hour: beside the others, or all would wait for them."""
 _HERE = Path(__file__).parent
 
 
@@ -45,7 +47,7 @@ _HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Side by side (``-n 3``), a file's tests stay together, and so do all of ``_HEAVY``. The longest begin first, or
     all would wait for them at the end."""
-    items.sort(key=lambda item: (not _is_heavy(item), item.path.parent.name not in _LONGEST))
+    items.sort(key=lambda item: (not _is_heavy(item), item.path.parent.name not in _LONGEST, not _is_slow_story(item)))
     for item in items:
         if _is_heavy(item):
             item.add_marker(pytest.mark.xdist_group("heavy"))
@@ -54,7 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_heavy(item: pytest.Item) -> bool:
-    return any(item.path.is_relative_to(_HERE / path) for path in _HEAVY)
+    return not _is_slow_story(item) and any(item.path.is_relative_to(_HERE / path) for path in _HEAVY)
+
+
+def _is_slow_story(item: pytest.Item) -> bool:
+    return item.path == _HERE / _STORIES and item.get_closest_marker("slow") is not None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -4,8 +4,9 @@ Read in this order:
 
 - ``node_environments``: what a job gets, and from where: this node's disk, another node, the bucket, or a build
 - ``facts``: what an environment depends on besides its source
-- ``install``: a source resolved and installed
+- ``installer``, ``install``: a source resolved and installed
 - ``pack``: an environment as an archive, and back
+- ``prefix``: a conda environment's path, which is written into it
 - ``fetch``: an archive from the nearest place that has it
 - ``claim``: who builds
 - ``publish``: what was built, on its way to the others

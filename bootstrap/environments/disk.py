@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuctl.bootstrap.environments import prefix
 from gpuctl.bootstrap.environments.fetch import DiskArchives
 from gpuctl.cluster.environments.registry import short
 from gpuctl.cluster.errors import GpuctlError
@@ -44,6 +45,8 @@ class NodeEnvironment:
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
         """``env`` for a process in it."""
         path = f"{self.folder / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}"
+        if prefix.has_one(self.folder):
+            return prefix.activated(self.folder, {**env, "PATH": path})
         return {**env, "PATH": path, "VIRTUAL_ENV": str(self.folder)}
 
 
@@ -58,7 +61,7 @@ class EnvironmentDisk:
 
     def find(self, digest: str) -> NodeEnvironment | None:
         """The environment that lies whole at its place; what lies there otherwise goes."""
-        folder = self._folder / digest
+        folder = self.place(digest)
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             mark = msgspec.json.decode((folder / _MARK).read_bytes(), type=_Mark)
             if mark.boot == _boot():
@@ -67,6 +70,10 @@ class EnvironmentDisk:
         if folder.exists():
             shutil.rmtree(folder, ignore_errors=True)
         return None
+
+    def place(self, digest: str) -> Path:
+        """Where the environment of that digest lies, once it does."""
+        return self._folder / digest
 
     @contextlib.contextmanager
     def making(self) -> Iterator[Path]:
@@ -81,7 +88,7 @@ class EnvironmentDisk:
     def keep(self, made: Path, environment: Environment) -> NodeEnvironment:
         """Put what was made at ``made`` at its place. Raises ``OSError``."""
         (made / _MARK).write_bytes(msgspec.json.encode(_Mark(environment=environment, boot=_boot())))
-        folder = self._folder / environment.digest
+        folder = self.place(environment.digest)
         made.rename(folder)
         return NodeEnvironment(folder, environment)
 

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gpuctl.bootstrap.environments import prefix
 from gpuctl.bootstrap.environments.claim import BuildClaim
 from gpuctl.bootstrap.environments.disk import EnvironmentDisk, NodeEnvironment
 from gpuctl.bootstrap.environments.facts import NodeFacts
 from gpuctl.bootstrap.environments.fetch import ArchiveSource, BucketArchives, PeerArchives, fetch, peers_of
-from gpuctl.bootstrap.environments.install import build, driver, lock
+from gpuctl.bootstrap.environments.install import build
 from gpuctl.bootstrap.environments.install.uv import Uv
+from gpuctl.bootstrap.environments.installer import Installer
 from gpuctl.bootstrap.environments.publish import Publisher
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.environments import registry
 from gpuctl.cluster.errors import Damaged, Fenced, GpuctlError
-from gpuctl.cluster.records.environments import Environment, EnvironmentBuild, EnvironmentSource, PackedFiles
+from gpuctl.cluster.records.environments import Environment, EnvironmentBuild, EnvironmentSource
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.rounds import Member
 from gpuctl.cluster.storage.bucket import Bucket
@@ -31,8 +32,6 @@ from gpuctl.cluster.storage.bucket import Bucket
 _LOOK_S = 0.5
 _SPARE = 1.3
 """Times what is about to be written, which must be free."""
-_UNPACKED = 4
-"""Times the size of its wheels that an environment takes, with what it is made of: as seen with 49 packages."""
 
 OF_JOB = "environment"
 """In a job's folder: the digest of its environment."""
@@ -80,6 +79,7 @@ class NodeEnvironments:
         self._requests: dict[str, str] = {}
         """By job, as long as it is not over."""
         self._stopped = threading.Event()
+        self._installer = Installer(self._disk, store, own.node, clock, self._need, self._do, self._stopped.wait)
         self._publisher = Publisher(store, self._disk, self._stopped, say)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="environment-publish")
         """One after the other: what was installed is published before its bytecode is."""
@@ -196,11 +196,17 @@ class NodeEnvironments:
         self, environment: Environment, source: EnvironmentSource, sources: Sequence[ArchiveSource]
     ) -> tuple[NodeEnvironment, dict[str, int]]:
         with self._disk.making() as made:
-            build.make_empty(made, self._uv({}), what=source.file)
+            if source.kind == "conda":
+                made.mkdir()  # it brings its Python
+            else:
+                build.make_empty(made, self._uv({}), what=source.file)
             served = fetch(environment.pack, sources, self._disk.archives, made)
             if environment.bytecode is not None:
                 with contextlib.suppress(Damaged):  # then Python compiles it anew
                     fetch(environment.bytecode, sources, self._disk.archives, made)
+            if prefix.has_one(made):
+                prefix.move(made, prefix.of(self._disk.place(environment.digest)))
+                build.show_node_packages(made)
             return self._disk.keep(made, environment), served
 
     def _built(
@@ -214,9 +220,10 @@ class NodeEnvironments:
     ) -> NodeEnvironment:
         """The environment, installed here. Raises as ``have`` does."""
         began = self._clock.monotonic()
+        assert self._facts is not None
         claim.hold()
         try:
-            found = self._installed(job, source, code, is_over)
+            found = self._installer.install(source, code, self._uv(job.env), self._facts, is_over)
         except BaseException:
             claim.release()
             raise
@@ -224,38 +231,6 @@ class NodeEnvironments:
         self._in_background(self._publisher.publish, found, request, claim)
         self._uncompiled[found.environment.digest] = found
         return found
-
-    def _installed(self, job: JobSpec, source: EnvironmentSource, code: Path, is_over: IsOver) -> NodeEnvironment:
-        assert self._facts is not None
-        self._do(f"building the environment of {source.file}")
-        uv = self._uv(job.env)
-        with self._disk.making() as scratch:
-            scratch.mkdir()
-            made = scratch / "made"
-            wheels = self._wheels(source, scratch / "wheels")
-            with ThreadPoolExecutor(1) as beside:
-                empty = beside.submit(build.make_empty, made, uv, what=source.file, is_over=is_over)
-                resolved = lock.resolve(source, code, scratch, uv, self._facts, wheels=wheels, is_over=is_over)
-                empty.result()
-            driver.check(resolved.packages, source.file)
-            if there := self._disk.find(resolved.digest):
-                return there
-            self._need(_UNPACKED * resolved.wheel_bytes, "building the environment")
-            build.install(resolved, made, uv, what=source.file, is_over=is_over)
-            environment = Environment(
-                digest=resolved.digest,
-                file=source.file,
-                packages=resolved.packages,
-                bytes=0,  # known once it is packed
-                files=0,
-                pack=PackedFiles(sha256="", bytes=0),
-                python=self._facts.python,
-                platform=self._facts.platform,
-                torch=resolved.torch,
-                node=self._own.node,
-                built_at=time.time(),
-            )
-            return self._disk.keep(made, environment)
 
     # -- the parts ----------------------------------------------------------------------------------------------------
 
@@ -265,18 +240,6 @@ class NodeEnvironments:
     def _sources(self, environment: Environment, members: Sequence[Member]) -> list[ArchiveSource]:
         peers = peers_of(members, self._own.node, self._token)
         return [self._disk.archives, *peers, BucketArchives(self._store, environment.digest)]
-
-    def _wheels(self, source: EnvironmentSource, folder: Path) -> Path | None:
-        """The wheels that ``--wheels`` gave, in a folder."""
-        if not source.wheels:
-            return None
-        folder.mkdir()
-        for key in source.wheels:
-            data = self._store.get(key)
-            if data is None:
-                raise GpuctlError(f"the bucket has no {key}", "submit the job again")
-            (folder / key.rpartition("/")[2]).write_bytes(data)
-        return folder
 
     def _need(self, size: float, phase: str) -> None:
         self._ready = {key: one for key, one in self._ready.items() if key in self._requests.values()}

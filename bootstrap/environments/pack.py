@@ -1,8 +1,8 @@
 """An environment as a compressed tar, and back.
 
-In it is what uv has installed. What belongs to the machine is not: the interpreter, its ``pyvenv.cfg``, and the file
-that shows it the node's own packages. Times are kept to the second, as Python knows by them which source its bytecode
-was compiled from.
+In it is what uv or rattler has installed. What belongs to the machine is not: the interpreter (but for conda's), its
+``pyvenv.cfg``, and the file that shows it the node's own packages. Times are kept to the second, as Python knows by
+them which source its bytecode was compiled from.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from gpuctl.bootstrap.environments import prefix
 from gpuctl.cluster.errors import CorruptRecord
 from gpuctl.cluster.records.environments import PackedFiles
 
@@ -87,9 +88,10 @@ def size_of(folder: Path) -> tuple[int, int]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
+    has_own_python = prefix.has_one(folder)
     for parent, folders, files in os.walk(folder):
         here = Path(parent)
-        is_top, is_bin = here == folder, here == folder / "bin"
+        is_top, is_bin = here == folder, here == folder / "bin" and not has_own_python
         folders[:] = sorted(name for name in folders if not (is_top and name in _OF_THE_MACHINE))
         for name in sorted(files):
             is_own = (is_top and name in _OF_THE_MACHINE) or name == NODE_PACKAGES

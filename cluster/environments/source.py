@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpuctl.cluster import distribution
+from gpuctl.cluster.environments import conda_file
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.records.environments import EnvironmentKind, EnvironmentSource
 
@@ -223,15 +224,12 @@ def _table(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _conda(folder: Path, name: str) -> tuple[list[str], int]:
-    import yaml
-
-    try:
-        found = yaml.safe_load((folder / name).read_bytes())
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{name}:{mark.line + 1}" if mark else name
-        raise BadInput(f"{where}: is not YAML: {getattr(error, 'problem', error)}", "correct the line") from None
-    wanted = found.get("dependencies") if isinstance(found, dict) else None
-    if wanted is not None and not isinstance(wanted, list):
-        raise BadInput(f"{name}: dependencies is not a list", "write one package a line, after a dash")
-    return [name], len(wanted or [])
+    """The file, and how many packages it names."""
+    found = conda_file.read(folder, name)
+    for line in found.pip:
+        if line.startswith("-"):
+            raise BadInput(f"{name}: pip: {line}: options have no effect there", "list the packages themselves")
+        if _IS_HERE.match(line):
+            raise BadInput(f"{name}: pip: {line}: {_HERE}", "remove the line")
+        _check_requirement(f"{name}: pip", line)
+    return [name], len(found.specs) + len(found.pip)

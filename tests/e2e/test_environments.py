@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.machine import Cluster
 from tests.e2e.scripts import COUNTING, Gate
+from tests.fakes.conda_channel import PLACEHOLDER, CondaChannel
 from tests.waiting import until
 
 IMPORTS = """
@@ -18,6 +19,13 @@ IMPORTS = """
         assert module.__file__.startswith(sys.prefix), module.__file__
     print("packages on", os.environ["GPUCTL_NODE"], einops.__version__, humanize.__version__, orjson.__version__)
     print("torch on", os.environ["GPUCTL_NODE"], torch.__version__, torch.__file__.startswith(sys.prefix))
+"""
+
+CONDA = """
+    import os, pathlib, sys
+    import gamma, torch
+    prefix = pathlib.Path(sys.prefix, "share", "where.txt").read_text()
+    print(f"gamma {gamma.VERSION}, torch {torch.__version__}, at home {os.path.samefile(prefix, sys.prefix)}")
 """
 
 FINE_TUNE = """
@@ -119,3 +127,32 @@ def lose_one(cluster: Cluster, job: str) -> None:
 def agent_logs(cluster: Cluster) -> str:
     folder: Path = cluster.node_dir("node-0").parent
     return "".join(path.read_text() for path in sorted(folder.glob("*/agent.log")))
+
+
+@pytest.mark.slow
+def test_condas_packages_are_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    channel = CondaChannel(tmp_path / "channel")
+    channel.add_python()
+    channel.add_pure("gamma", "3.0")
+    channel.add("where", "1.0", {"share/where.txt": PLACEHOLDER.encode()}, depends=("gamma",))
+    cluster.write("environment.yml", f"channels: [{channel.url}]\ndependencies: [where]\n")
+    script = cluster.write("train.py", CONDA)
+    cluster.up("2")
+    done = cluster.run("train", script)
+    assert "environment: environment.yml (1 package)" in done.stderr
+    assert sorted(re.findall(r"(?m)^(node-\d)/\d \| gamma 3.0, torch \d\S+, at home True$", done.stdout)) == [
+        "node-0",
+        "node-1",
+    ]
+    (listed,) = json.loads(cluster.run("env", "ls", "-o", "json").stdout)
+    assert listed["packages"]["where"] == "1.0" and listed["from"] == "environment.yml"
+
+
+@pytest.mark.slow
+def test_what_conda_cannot_solve_ends_the_job_with_its_reason(cluster: Cluster, tmp_path: Path) -> None:
+    channel = CondaChannel(tmp_path / "channel")
+    channel.add_python()
+    cluster.write("environment.yml", f"channels: [{channel.url}]\ndependencies: [no-such-thing]\n")
+    cluster.up("1")
+    failed = cluster.run("train", cluster.write("train.py", "print(1)\n"), code=1)
+    assert re.search(r"environment.yml: Cannot solve the request because of: .*no-such-thing", failed.stderr)

@@ -58,7 +58,7 @@ class PackageIndex:
     """Serves the wheels and source distributions in ``folder``.
 
     ``password``: what a request must have, with the user ``user``. ``delay_s``: before each answer. ``fetched`` has the
-    names of the files that were downloaded.
+    names of the files that were downloaded. ``failures``: so many requests are answered by 503.
     """
 
     def __init__(self, folder: Path, *, password: str = "", delay_s: float = 0.0) -> None:
@@ -66,6 +66,7 @@ class PackageIndex:
         self.password = password
         self.delay_s = delay_s
         self.fetched: list[str] = []
+        self.failures = 0
         self.url = ""
 
     def answer(self, path: str, authorization: str) -> tuple[int, bytes, str]:
@@ -74,6 +75,9 @@ class PackageIndex:
         wanted = base64.b64encode(f"user:{self.password}".encode()).decode()
         if self.password and authorization != f"Basic {wanted}":
             return 401, b"", "text/plain"
+        if self.failures:
+            self.failures -= 1
+            return 503, b"", "text/plain"
         parts = path.strip("/").split("/")
         if parts[0] == "simple" and len(parts) == 2:
             files = [file for file in sorted(self.folder.iterdir()) if _project(file) == parts[1]]

@@ -21,8 +21,14 @@ def make_empty(folder: Path, uv: Uv, *, what: str, is_over: Callable[[], bool] =
     """Make an environment without packages at ``folder``, which can be moved later. Raises as ``Uv.run`` does."""
     options = ["--relocatable", "--no-project", "--python", sys.executable, "-q"]
     uv.run("venv", *options, str(folder), cwd=folder.parent, what=what, is_over=is_over)
+    show_node_packages(folder)
+
+
+def show_node_packages(folder: Path) -> None:
+    """Make the Python of the environment at ``folder`` see the node's own packages, after those in it."""
     # Not the folders alone: theirs may hold .pth files as well, such as that of an editable gpuctl.
     shown = "".join(f"import site; site.addsitedir({path!r})\n" for path in _node_packages())
+    site_packages(folder).mkdir(parents=True, exist_ok=True)
     (site_packages(folder) / NODE_PACKAGES).write_text(shown)
 
 

@@ -56,6 +56,8 @@ class Lock:
     """The settings, if not those."""
     indexes: tuple[str, ...] = ()
     """URLs that the source names: a lock has none, and with one may come the password for its wheels."""
+    is_conda: bool = False
+    """It is the lock of an ``environment.yml``: see ``conda``."""
 
 
 def resolve(
@@ -87,10 +89,7 @@ def resolve(
         case "pylock":
             _filter(code / source.file, path, facts)
         case "conda":
-            raise EnvironmentFailed(
-                f"{source.file}: this node has no conda",
-                "use a requirements.txt or a uv.lock, or --image with an image that has it",
-            )
+            raise AssertionError("see conda.resolve")
     indexes = index_urls(code, source.file) if source.kind == "requirements" else []
     found = _read(path, source.file, (code / source.file).parent, facts)
     return replace(found, config=config, indexes=tuple(indexes))
@@ -172,7 +171,7 @@ def _read(path: Path, file: str, folder: Path, facts: NodeFacts) -> Lock:
     table = _table(path, file)
     packages: Sequence[Mapping[str, Any]] = table.get("packages", [])
     versions = {one["name"]: str(one.get("version", "")) for one in packages}
-    _check_needs(versions, file, facts)
+    check_needs(versions, file, facts)
     chosen = [(one["name"], str(one.get("version", "")), sorted(_hashes(one))) for one in packages]
     sizes = [min((wheel.get("size", 0) for wheel in one.get("wheels", ())), default=0) for one in packages]
     return Lock(
@@ -185,7 +184,7 @@ def _read(path: Path, file: str, folder: Path, facts: NodeFacts) -> Lock:
     )
 
 
-def _check_needs(versions: Mapping[str, str], file: str, facts: NodeFacts) -> None:
+def check_needs(versions: Mapping[str, str], file: str, facts: NodeFacts) -> None:
     """Raises ``EnvironmentFailed`` for a lock with which gpuctl itself could not run. What uv resolves here has them as
     constraints already."""
     from packaging.requirements import Requirement

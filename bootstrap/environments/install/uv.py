@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from gpuctl.cluster.errors import Fenced, GpuctlError
 
 _LOOK_S = 0.1
 _NO_SPACE = "os error 28"
+_AWAY = r"timed out|[Cc]onnection (refused|reset|closed)|dns error|error sending request|50[0234] [A-Z]|429 Too Many"
 _OF_ANOTHER = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PYTHON", "UV_PROJECT_ENVIRONMENT")
 """Variables by which uv, or the Python that it asks, would look elsewhere."""
 
@@ -26,12 +29,17 @@ class EnvironmentFailed(GpuctlError):
     """The job can have no such environment, on this node or any other of its kind."""
 
 
+class IndexAway(GpuctlError):
+    """An index or a channel did not answer, and may do so later."""
+
+
 class Uv:
     """Runs uv with a cache in ``folder``. ``env``: its variables, with those of the job, which may name an index and
     the secrets for it."""
 
     def __init__(self, env: Mapping[str, str], folder: Path) -> None:
         inherited = {name: value for name, value in env.items() if name not in _OF_ANOTHER}
+        self.cache = folder
         self._env = {
             "HOME": str(Path.home()),
             **inherited,
@@ -44,11 +52,26 @@ class Uv:
 
     def with_indexes(self, urls: Sequence[str]) -> Uv:
         """The same, which knows these indexes too. ``${NAME}`` in a URL is a variable's value, such as a password."""
-        expanded = [re.sub(r"\$\{(\w+)\}", lambda name: self._env.get(name[1], ""), url) for url in urls]
+        expanded = [self.expanded(url) for url in urls]
         before = self._env.get("UV_EXTRA_INDEX_URL", "")
         other = copy.copy(self)
         other._env = {**self._env, "UV_EXTRA_INDEX_URL": " ".join(filter(None, [before, *expanded]))}
         return other
+
+    def expanded(self, url: str) -> str:
+        """A URL with variables' values in place of ``${NAME}``."""
+        return re.sub(r"\$\{(\w+)\}", lambda name: self._env.get(name[1], ""), url)
+
+    def run_tool(
+        self, package: str, module: str, script: Path, *args: str, cwd: Path, what: str, is_over: Callable[[], bool]
+    ) -> None:
+        """Run ``script ARGS`` by a Python that has ``module``, from ``package``: this one, or one that uv makes for it.
+        All else is as ``run`` has it."""
+        if importlib.util.find_spec(module):
+            self._run([sys.executable, str(script), *args], cwd, what, is_over)
+        else:
+            with_it = ["--no-project", "--no-build", "--with", package, "--python", sys.executable]
+            self._run([_program(), "run", *with_it, str(script), *args], cwd, what, is_over)
 
     def run(self, *args: str, cwd: Path, what: str, is_over: Callable[[], bool] = lambda: False) -> None:
         """Run ``uv ARGS``.
@@ -58,11 +81,15 @@ class Uv:
             what: that is being made, for the message of an error: such as the name of a requirements file.
             is_over: asked now and then; once it says so, uv is ended.
 
-        Raises ``EnvironmentFailed`` with what uv says, ``OSError`` if the disk is full, ``Fenced`` if broken off.
+        Raises ``EnvironmentFailed`` with what uv says, ``IndexAway`` if an index did not answer, ``OSError`` if the
+        disk is full, ``Fenced`` if broken off.
         """
+        self._run([_program(), *args], cwd, what, is_over)
+
+    def _run(self, command: Sequence[str], cwd: Path, what: str, is_over: Callable[[], bool]) -> None:
         with tempfile.TemporaryFile() as said:
             process = subprocess.Popen(
-                [*_gently(), _program(), *args],
+                [*_gently(), *command],
                 cwd=cwd,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
@@ -124,7 +151,8 @@ def _failure(said: str, what: str, code: int) -> GpuctlError | OSError:
     if _NO_SPACE in said:
         return OSError(28, "No space left on device", what)
     reason = reason_of(said) or f"uv ended with exit code {code}"
-    return EnvironmentFailed(reason if reason.startswith(what) else f"{what}: {reason}", _hint(said))
+    kind = IndexAway if re.search(_AWAY, said) else EnvironmentFailed
+    return kind(reason if reason.startswith(what) else f"{what}: {reason}", _hint(said))
 
 
 def reason_of(said: str) -> str:

@@ -14,6 +14,8 @@ from tests.bench.table import Row
 WARM_UP = 100
 """Synchronous steps at the beginning: their traffic is counted."""
 EVERY = 50
+LONGER = 1.1
+"""How many times as many steps it may take to come to DDP's loss."""
 GRID_EVERY = (1, 8, 32, 128)
 GRID_MBIT = (50, 200, 1000, 5000)
 """Those of github.com/Adnan082/diloco-measured: four L40S, 30.8 million parameters."""
@@ -60,17 +62,19 @@ def losses(settings: Settings) -> list[Row]:
     ):
         ours = runs.last(strategy, count, seeds[0], own)
         rows.append(Row(f"loss_{strategy}", ours, exact[0], "nats", "", None))
-    return [*rows, _time_to_loss(count, mean(found), mean(exact))]
+    longer = [runs.last(diloco(EVERY), round(count * LONGER), seed, own) for seed in seeds]
+    return [*rows, _time_to_loss(count, mean(longer), mean(exact))]
 
 
 def _time_to_loss(count: int, ours: float, theirs: float) -> Row:
-    """The losses do not depend on the link, so they are not waited for over it."""
+    """Of a run that is ``LONGER``. The losses do not depend on the link, so they are not waited for over it."""
+    steps = round(count * LONGER)
     with launch.machines() as net:
         link = links.link_of(net, _TIMED_LINK)
         of_outer = median(links.apart(net, diloco(EVERY, 0), 2)["seconds"])
-    took = WARM_UP * link.ddp_s + (count - WARM_UP) / EVERY * of_outer
+    took = WARM_UP * link.ddp_s + (steps - WARM_UP) / EVERY * of_outer
     note = (
-        f"{count} steps, {WARM_UP} of them synchronous and of {link.ddp_s:.2f} s, then {EVERY} in {of_outer:.2f} s "
+        f"{steps} steps, {WARM_UP} of them synchronous and of {link.ddp_s:.2f} s, then {EVERY} in {of_outer:.2f} s "
         f"(loss {ours:.4f}); DDP: {count} of {link.ddp_s:.2f} s (loss {theirs:.4f}) at {link.mbit:.0f} Mbit/s"
     )
     shown: float | str = took if ours <= theirs else "not reached"

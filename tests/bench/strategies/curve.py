@@ -45,6 +45,7 @@ def train(strategy: str, count: int, seed: int, rate: float) -> list[tuple[int, 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _schedule(step / count))
     way.attach(model, optimizer)
     found = []
+    is_due = False
     for step in range(count):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 64 + rank)
         inputs, targets = _windows(training, BATCH, generator)
@@ -52,10 +53,12 @@ def train(strategy: str, count: int, seed: int, rate: float) -> list[tuple[int, 
         cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
         scheduler.step()
-        if outer:
-            outer.after_step()
-        if (step + 1) % (count // POINTS) == 0:
-            assert outer is None or outer.step == step + 1 == outer.state_dict()["step"], "a boundary"
+        is_boundary = outer is None or outer.after_step()
+        if outer and step + 1 == count:
+            is_boundary = outer.finish() or is_boundary
+        is_due |= (step + 1) % (count // POINTS) == 0
+        if is_due and is_boundary:  # between boundaries, each worker has weights of its own
+            is_due = False
             found.append((step + 1, _validated(net, held_out) if rank == 0 else math.nan))
             if rank == 0:
                 print(f"{strategy} seed {seed}: step {step + 1} loss {found[-1][1]:.4f}", file=sys.stderr, flush=True)

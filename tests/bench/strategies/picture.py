@@ -13,6 +13,8 @@ mpl.use("Agg")  # before pyplot looks for a screen
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from tests.bench.strategies import apart
+
 _WAYS = {
     "exact": ("exact", "0.4"),
     "powersgd:rank=4": ("PowerSGD, rank 4", "tab:orange"),
@@ -22,10 +24,10 @@ _ON_LINK = {
     "exact": ("exact", "exact", "0.4"),
     "powersgd:rank=4": ("PowerSGD, rank 4", "powersgd", "tab:orange"),
     "topk:ratio=0.01": ("top-k, 1 %", "topk", "tab:blue"),
-    "diloco:every=50,warmup_steps=50": ("DiLoCo, H = 50", "diloco", "tab:green"),
+    apart.diloco(apart.EVERY): (f"DiLoCo, H = {apart.EVERY}", "diloco", "tab:green"),
 }
 """Strategies with their names in the picture and in rows."""
-_SYNCHRONOUS = {"diloco": 50}
+_SYNCHRONOUS = {"diloco": apart.WARM_UP}
 """Steps at the beginning that cost as much as those of exact."""
 Curves = dict[str, list[tuple[int, float]]]
 
@@ -71,9 +73,10 @@ def draw_on_link(curves: Path, rows: Path, picture: Path) -> None:
         axes.set_xlabel(unit)
         axes.set_ylabel("validation loss, nats a byte")
         axes.spines[["top", "right"]].set_visible(False)
-    both[0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
+    if both[0].lines:
+        both[0].legend(frameon=False)
+        figure.tight_layout()
+        figure.savefig(picture, dpi=120)
     plt.close(figure)
 
 

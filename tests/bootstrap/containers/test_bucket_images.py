@@ -123,6 +123,15 @@ def test_what_one_runtime_has_saved_another_loads(tmp_path: Path, store: Bucket,
     assert len(stored) == len(_LAYERS) and sum(entry.size for entry in stored) < 350_000
 
 
+def test_a_large_layer_comes_in_its_order(
+    tmp_path: Path, store: Bucket, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_images, "_RANGE_BYTES", 1000)
+    upload(store, archive(tmp_path))
+    node.load(store, pinned(store))
+    assert node.loaded()[2] == [*_LAYERS]
+
+
 def test_layers_that_the_bucket_has_are_not_sent_again(tmp_path: Path, store: Bucket) -> None:
     said: list[str] = []
     upload(store, archive(tmp_path), said=said)

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuctl.bootstrap.agent.replica_server import ReplicaServer
-from gpuctl.bootstrap.environments import disk, publish
+from gpuctl.bootstrap.environments import disk, installer, publish
 from gpuctl.bootstrap.environments.disk import NodeEnvironment
 from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed
 from gpuctl.bootstrap.environments.node_environments import NodeEnvironments
@@ -289,6 +289,26 @@ name = "alpha"
 version = "2.0"
 wheels = [{ url = "http://127.0.0.1:9/alpha-2.0-py3-none-any.whl", hashes = { sha256 = "%s" } }]
 """
+
+
+def test_an_index_that_is_away_for_a_while_is_waited_for(
+    node: Callable[[str], Node], code: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "_AGAIN_S", 0.0)
+    index.failures = 3
+    one = node("node-1")
+    assert one.environments.have(job(code, index, "beta\n", UV_HTTP_RETRIES="0"), code) is not None
+    waits = [told for told in one.did if told.startswith("waiting for a package index: requirements.txt: ")]
+    assert len(waits) == 3 and all("503" in told for told in waits), one.did
+
+
+def test_an_index_that_stays_away_ends_it(
+    node: Callable[[str], Node], code: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "PATIENCE_S", -1.0)
+    index.failures = 10**9
+    with pytest.raises(EnvironmentFailed, match="503 Service Unavailable"):
+        node("node-1").environments.have(job(code, index, "beta\n", UV_HTTP_RETRIES="0"), code)
 
 
 def test_a_lock_for_another_python_is_refused(node: Callable[[str], Node], code: Path) -> None:

@@ -13,7 +13,7 @@ from uv import find_uv_bin
 
 from gpuctl.bootstrap.environments.facts import NodeFacts
 from gpuctl.bootstrap.environments.install import build, lock
-from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed, Uv
+from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed, IndexAway, Uv
 from gpuctl.cluster.environments import source
 from gpuctl.cluster.errors import Fenced
 from tests.bootstrap.environments.conftest import FACTS
@@ -156,7 +156,7 @@ def test_an_index_can_stand_in_uvs_settings_with_its_password_in_a_variable(code
 def test_an_index_that_does_not_answer_is_given_up(code: Path, index: PackageIndex) -> None:
     index.delay_s = 30
     requirements(code, "alpha\n")
-    with pytest.raises(EnvironmentFailed, match="timed out") as raised:
+    with pytest.raises(IndexAway, match="timed out") as raised:
         resolved(code, index, UV_HTTP_TIMEOUT="1", UV_HTTP_RETRIES="0")
     assert "UV_HTTP_TIMEOUT" in raised.value.hint
 
@@ -225,10 +225,3 @@ def test_a_pylock_is_used_as_it_is_but_for_the_nodes_torch(code: Path, index: Pa
     assert resolved(code, index).packages == {"beta": "1.5", "vision": "0.28"}
     whole = resolved(code, index, replace(FACTS, torch="2.15.0"))
     assert set(whole.packages) == {"beta", "vision", "torch", "nvidia-big"}
-
-
-def test_conda_is_refused_with_another_way(code: Path) -> None:
-    (code / "environment.yml").write_text("dependencies: [numpy]\n")
-    with pytest.raises(EnvironmentFailed, match="no conda") as raised:
-        resolved(code, None)
-    assert "requirements.txt" in raised.value.hint
