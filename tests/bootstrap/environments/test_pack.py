@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,22 +121,50 @@ def link(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
     return info, b""
 
 
+def file(name: str) -> tuple[tarfile.TarInfo, bytes]:
+    return tarfile.TarInfo(name), b"x"
+
+
 @pytest.mark.parametrize(
     "members",
     [
-        [(tarfile.TarInfo("../outside"), b"x")],
-        [(tarfile.TarInfo("/tmp/outside"), b"x")],
-        [link("lib", "../..")],
-        [link("lib", "/etc")],
-        [link("lib", "sub"), link("sub", "..")],
+        [file("../outside")],
+        [file("in/../../outside")],
+        [file("/{}/outside")],
+        [link("lib", "../.."), file("lib/outside")],
+        [link("lib", "{}"), file("lib/outside")],
+        [link("lib", "sub"), link("sub", ".."), file("lib/outside")],
+        [link("outside", "{}/outside"), file("outside")],
     ],
 )
-def test_nothing_reaches_outside(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+def test_nothing_is_written_outside(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     out = tmp_path / "in" / "out"
     out.mkdir(parents=True)
-    with pytest.raises(CorruptRecord, match="damaged"):
+    for info, _ in members:
+        info.name, info.linkname = (text.replace("{}", str(tmp_path)) for text in (info.name, info.linkname))
+    with contextlib.suppress(CorruptRecord):
         pack.unpack([archive_of(*members)], out)
-    assert not (tmp_path / "outside").exists() and not (tmp_path / "in" / "outside").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", zstandard.compress(b"no tar" * 1000)])
+def test_what_is_no_archive_is_damaged(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(CorruptRecord, match="damaged"):
+        pack.unpack([data], tmp_path)
+
+
+def test_a_fetch_that_fails_ends_tar_with_it(environment: Path, tmp_path: Path) -> None:
+    data = packed(environment, tmp_path / "a.tar.zst").read_bytes()
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def pieces() -> Iterator[bytes]:
+        yield data[:1000]
+        raise ConnectionError("the other node has left")
+
+    with pytest.raises(ConnectionError, match="has left"):
+        pack.unpack(pieces(), out)
 
 
 def test_an_archive_that_is_cut_short_is_damaged(environment: Path, tmp_path: Path) -> None:
