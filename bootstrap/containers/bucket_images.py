@@ -1,11 +1,11 @@
 """Images on their way from a node to the bucket, and from the bucket to other nodes.
 
-Layers that the bucket has are not sent again, and none is on a node's disk on the way down: what comes is handed to
-Docker or Podman as it comes.
+Layers that the bucket has are not sent again. What comes down is handed to Docker or Podman as it comes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import tempfile
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from typing import TypeVar
 
 from gpuctl.bootstrap.containers.client import ContainerClient, last_line
@@ -35,6 +36,7 @@ _RANGE_BYTES = 16 << 20
 _RANGES_AT_ONCE = 4
 """Of one layer: a single connection to a bucket carries less than a machine's network does."""
 _AGAIN_S = 1.0
+_LOOK_S = 0.1
 _END_S = 10.0
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """What gzip and zstd begin with: Docker's containerd store saves layers as they were pulled."""
@@ -53,12 +55,13 @@ def upload(
             _check(is_over)
             yield chunk
 
+    known = {layer.sha256: layer.stored_bytes for one in images.listed(store) for layer in one.image.layers}
     there = {entry.key: entry.size for entry in store.list(f"{layout.IMAGES}/layers")}
     layers: dict[str, ImageLayer] = {}
     for file in dict.fromkeys(saved.layers):
         sha256, size = _measured(chunks(file))
         key = layout.image_layer(sha256)
-        if key not in there:
+        if key not in there or there[key] != known.get(sha256):  # what nobody names may be half a layer
             say(f"sending layer {sha256[:12]}, {max(size / 1e6, 0.1):.1f} MB")
             there[key] = _send(store, key, chunks(file))
         layers[file] = ImageLayer(sha256=sha256, bytes=size, stored_bytes=there[key])
@@ -71,9 +74,6 @@ def upload(
         built_at=time.time(),
     )
     images.publish(store, image)
-    there_now = {entry.key for entry in store.list(f"{layout.IMAGES}/layers")}
-    if any(layout.image_layer(layer.sha256) not in there_now for layer in image.layers):
-        raise GpuctlError("a layer of this image was removed from the bucket meanwhile", "build it again")
     return image
 
 
@@ -82,6 +82,7 @@ def load(
     pinned: str,
     runtime: ContainerRuntime,
     client: ContainerClient,
+    folder: Path,
     is_over: Callable[[], bool],
     on_bytes: Callable[[int, int], None],
 ) -> str:
@@ -92,6 +93,7 @@ def load(
         pinned: the image, as a job's spec has it.
         runtime: Docker or Podman.
         client: how it is asked.
+        folder: empty, for what Podman writes on the way.
         is_over: tells when the image is no longer needed.
         on_bytes: takes how many bytes of how many have come.
 
@@ -106,28 +108,44 @@ def load(
     come = 0
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [runtime.program, "load", "--quiet"], stdin=subprocess.PIPE, stdout=log, stderr=log, env=client.env
+            [runtime.program, "load", "--quiet"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**client.env, "TMPDIR": str(folder)},
         )
         assert process.stdin is not None
+        threading.Thread(target=_end_once_over, args=(process, is_over), name="image-load", daemon=True).start()
         try:
             for piece in loadable(image, name, lambda layer: _content(store, layer, is_over)):
                 process.stdin.write(piece)
                 come += len(piece)
                 on_bytes(min(come, total), total)
             process.stdin.close()
-            while process.poll() is None:
-                _check(is_over)
-                time.sleep(0.05)
+            process.wait()
         except BrokenPipeError:
-            process.wait(_END_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it says why
+                process.wait(_END_S)
         finally:
             process.kill()
             process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        _check(is_over)
         if process.returncode or not client.has(runtime, name):
             log.seek(0)
             why = last_line(log.read().decode(errors="replace"))
             raise GpuctlError(f"cannot load {images.shown(pinned)}: {why}", "is the node's disk full?")
     return name
+
+
+def _end_once_over(process: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> None:
+    """Also where it takes nothing any more, and who writes to it would wait for ever."""
+    while process.poll() is None:
+        if is_over():
+            process.kill()
+            return
+        time.sleep(_LOOK_S)
 
 
 def _measured(chunks: Iterable[bytes]) -> tuple[str, int]:
@@ -182,7 +200,9 @@ def _content(store: PartStore, layer: ImageLayer, is_over: Callable[[], bool]) -
 
 
 def _damaged(layer: ImageLayer) -> Damaged:
-    return Damaged(f"layer {layer.sha256[:12]} in the bucket is not what was sent; build the image again")
+    return Damaged(
+        f"layer {layer.sha256[:12]} in the bucket is not what was sent; `gpuctl image rm` it and build it again"
+    )
 
 
 def _ranges(store: PartStore, key: str, size: int, is_over: Callable[[], bool]) -> Iterator[memoryview]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,13 +28,15 @@ from gpuctl.bootstrap.containers.command_lines import ContainerRuntime, build_co
 from gpuctl.bootstrap.identity import NodeIdentity
 from gpuctl.cluster import layout
 from gpuctl.cluster.environments import images
-from gpuctl.cluster.errors import GpuctlError
+from gpuctl.cluster.errors import Fenced, GpuctlError
 from gpuctl.cluster.jobs.code_archive import unpack
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 
-_END_S = 10.0
+_END_S = 3.0
+"""Less than whoever asked for the build waits for its end."""
 _SCRATCH = "image-build-"
 """What the names of folders begin with, in the node's, that hold a build's files. Then comes its pid."""
+_GIVEN_UP = "error: the build was given up; run it again"
 _NODE_IS_NEEDED = "see `gpuctl status`, or build on another node"
 
 
@@ -80,9 +83,10 @@ class ImageBuild:
         if code is None:
             raise GpuctlError("the folder is not in the bucket any more", "run it again")
         unpack(code, context, self._order.code)
-        temporary = f"{images.REPOSITORY}/{self._order.name or 'pushed'}:building-{uuid.uuid4().hex[:8]}"
-        self._do(build_command(runtime, temporary, context, self._order.dockerfile, self._order.options), "build")
+        temporary = f"{images.REPOSITORY}/{self._order.name or 'pushed'}:building-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._client.env["TMPDIR"] = str(folder)  # what Podman leaves there if it is ended goes with it
         try:
+            self._do(build_command(runtime, temporary, context, self._order.dockerfile, self._order.options), "build")
             if self._order.push:
                 self._push(runtime, temporary)
             else:
@@ -93,14 +97,29 @@ class ImageBuild:
     def _push(self, runtime: ContainerRuntime, built: str) -> None:
         name = full_name(self._order.push)
         self._do([runtime.program, "tag", built, name], "tag")
-        self._do([runtime.program, "push", name], "push")
+        try:
+            self._do([runtime.program, "push", name], "push")
+        finally:
+            self._client.ask([runtime.program, "rmi", name])
 
     def _keep(self, runtime: ContainerRuntime, built: str, archive: Path) -> None:
         self._do(save_command(runtime, built, archive), "save")
         with saved_image.opened(archive) as saved:
             image = bucket_images.upload(self._store, saved, self._order.name, self._node, self._over.is_set, _say)
         pinned = f"{images.IN_BUCKET}{image.name}{images.AT}{image.digest}"
-        self._do([runtime.program, "tag", built, images.local_name(pinned)], "tag")
+        own = images.local_name(pinned)
+        self._do([runtime.program, "tag", built, own], "tag")
+        self._remove(runtime, own.rpartition(":")[0], lambda name: name != own)
+
+    def _remove(self, runtime: ContainerRuntime, repository: str, is_old: Callable[[str], bool]) -> None:
+        """Remove images that are called so on this node. One that a container has stays."""
+        command = [runtime.program, "images", "--format", "{{.Repository}}:{{.Tag}}", repository]
+        for name in filter(is_old, self._client.ask(command).stdout.split()):
+            self._client.ask([runtime.program, "rmi", name])
+
+    def remove_left_over(self) -> None:
+        """Images of builds that were killed."""
+        self._remove(self._client.find(), f"{images.REPOSITORY}/*", _is_left_over)
 
     def _do(self, command: Sequence[str], what: str) -> None:
         """Run it to its end, or to that of ``over``."""
@@ -116,7 +135,7 @@ class ImageBuild:
         finally:
             _end(process)
         if self._over.is_set():
-            raise GpuctlError("the build was given up", "run it again")
+            raise Fenced("nobody waits for the build")
         if process.returncode:
             raise GpuctlError(f"the {what} failed on {self._node} (exit {process.returncode})", "see above")
 
@@ -146,6 +165,11 @@ def _remove_left_over(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _is_left_over(name: str) -> bool:
+    found = re.search(r":building-(\d+)-", name)
+    return found is not None and not psutil.pid_exists(int(found[1]))
+
+
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -166,8 +190,13 @@ def main(folder: str) -> int:
         os.environ.update(identity.env)  # the keys to the bucket, where the machine has no identity of its own
         threading.Thread(target=_watch_stdin, args=(over,), daemon=True).start()
         _remove_left_over(Path(folder))
+        build = ImageBuild(identity, open_bucket(identity.bucket), order, over)
+        build.remove_left_over()
         with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-", dir=folder) as scratch:
-            ImageBuild(identity, open_bucket(identity.bucket), order, over).run(Path(scratch))
+            build.run(Path(scratch))
+    except Fenced:
+        print(_GIVEN_UP, file=sys.stderr)
+        return 1
     except GpuctlError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

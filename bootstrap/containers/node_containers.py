@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
@@ -50,6 +52,8 @@ from gpuctl.trainers.launchers.torchrun import LaunchSpec
 
 NOTE = "container-runtime.json"
 """In the node's folder once it has run a container: what ran it."""
+_LOADING = "image-load-"
+"""What the names of folders begin with, in the node's, that Podman writes to while it loads an image."""
 _SAY_EVERY_S = 10.0
 """Of what a pull prints."""
 
@@ -102,7 +106,7 @@ class Containers:
             self._check(is_over)
         try:
             self._sweep()
-            if image not in self._names:
+            if not self._has(image):
                 self._runtime = self._runtime or self._client.find()
                 self._names[image] = self._have(self._runtime, image, is_over)
             self._pulled.use(self._names[image])
@@ -170,6 +174,8 @@ class Containers:
         if self._swept:
             return
         self._swept = True
+        for scratch in self._folder.glob(f"{_LOADING}*"):
+            shutil.rmtree(scratch, ignore_errors=True)
         try:
             runtime = msgspec.json.decode((self._folder / NOTE).read_bytes(), type=ContainerRuntime)
         except (OSError, msgspec.MsgspecError):
@@ -178,6 +184,12 @@ class Containers:
         if left:
             self._say(f"removing {len(left)} containers of an agent that has died")
             self._client.ask(remove_command(runtime, left))
+
+    def _has(self, image: str) -> bool:
+        """It was here, and nobody has removed it since."""
+        return (
+            image in self._names and self._runtime is not None and self._client.has(self._runtime, self._names[image])
+        )
 
     def _have(self, runtime: ContainerRuntime, image: str, is_over: Callable[[], bool]) -> str:
         in_bucket, names = images.is_in_bucket(image), _names_of(image)
@@ -251,7 +263,8 @@ class Containers:
             return self._stopped.is_set() or is_over()
 
         self._say(f"pulling {name}")
-        bucket_images.load(self._store, image, runtime, self._client, over, on_bytes)
+        with tempfile.TemporaryDirectory(prefix=_LOADING, dir=self._folder) as scratch:
+            bucket_images.load(self._store, image, runtime, self._client, Path(scratch), over, on_bytes)
         self._say(f"pulled {name} in {time.monotonic() - began:.0f} s")
 
     def _do(self, what: str) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.clock import Clock
-from gpuctl.cluster.errors import CorruptRecord, GpuctlError, StoreUnavailable
+from gpuctl.cluster.errors import CorruptRecord, GpuctlError
 from gpuctl.cluster.records.codec import decode, encode
 from gpuctl.cluster.records.environments import Environment, EnvironmentBuild
 from gpuctl.cluster.storage.interface import Store
@@ -92,6 +92,6 @@ class BuildClaim:
             self._put(self._own)
 
     def _put(self, claim: EnvironmentBuild) -> None:
-        with self._lock, contextlib.suppress(StoreUnavailable):
+        with self._lock, contextlib.suppress(GpuctlError):
             self._own = replace(claim, beat=self._own.beat + 1, built=claim.built or self._own.built)
             self._store.put(self._key, encode(self._own))

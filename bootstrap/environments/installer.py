@@ -84,21 +84,21 @@ class Installer:
         scratch.mkdir()
         made = scratch / "made"
         resolved = self._resolved(source, code, scratch, made, uv, facts, is_over)
-        if there := self._disk.find(resolved.digest):
+        if resolved.digest and (there := self._disk.find(resolved.digest)):
             return there
         self._need(_UNPACKED * resolved.wheel_bytes, "building the environment")
-        packages = resolved.packages
         if resolved.is_conda:
-            place = self._disk.place(resolved.digest)
-            conda.install(resolved, made, place, uv, facts, what=source.file, is_over=is_over)
+            place = self._disk.place
+            resolved = conda.install(resolved, made, place, uv, facts, what=source.file, is_over=is_over)
             build.show_node_packages(made)
-            packages = conda.installed(made, resolved)
+            if there := self._disk.find(resolved.digest):
+                return there
         else:
             build.install(resolved, made, uv, what=source.file, is_over=is_over)
         environment = Environment(
             digest=resolved.digest,
             file=source.file,
-            packages=packages,
+            packages=resolved.packages,
             bytes=0,  # known once it is packed
             files=0,
             pack=PackedFiles(sha256="", bytes=0),
@@ -121,7 +121,7 @@ class Installer:
         is_over: IsOver,
     ) -> Lock:
         if source.kind == "conda":
-            return conda.resolve(source.file, code, scratch, uv, facts, is_over)
+            return conda.resolve(source.file, code, scratch, self._disk.place, uv, facts, is_over)
         wheels = self._wheels(source, scratch / "wheels")
         with ThreadPoolExecutor(1) as beside:
             empty = beside.submit(build.make_empty, made, uv, what=source.file, is_over=is_over)

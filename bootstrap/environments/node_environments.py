@@ -23,7 +23,7 @@ from gpuctl.bootstrap.environments.installer import Installer
 from gpuctl.bootstrap.environments.publish import Publisher
 from gpuctl.cluster.clock import Clock
 from gpuctl.cluster.environments import registry
-from gpuctl.cluster.errors import Damaged, Fenced, GpuctlError
+from gpuctl.cluster.errors import Damaged, Fenced, GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.records.environments import Environment, EnvironmentBuild, EnvironmentSource
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.rounds import Member
@@ -78,6 +78,8 @@ class NodeEnvironments:
         """By request."""
         self._requests: dict[str, str] = {}
         """By job, as long as it is not over."""
+        self._publishing: set[str] = set()
+        """Requests whose environment is ready here, and not yet in the bucket."""
         self._stopped = threading.Event()
         self._installer = Installer(self._disk, store, own.node, clock, self._need, self._do, self._stopped.wait)
         self._publisher = Publisher(store, self._disk, self._stopped, say)
@@ -115,6 +117,8 @@ class NodeEnvironments:
             request = self._facts.request_of(source)
             is_new = job.job not in self._requests
             self._requests[job.job] = request
+            if is_new:
+                self._forget_removed(request)
             if request not in self._ready:
                 self._ready[request] = self._get(job, source, request, code, members, stop)
             found = self._ready[request]
@@ -157,22 +161,40 @@ class NodeEnvironments:
     ) -> NodeEnvironment:
         claim = BuildClaim(self._store, request, self._own, self._clock)
         while True:
-            if known := registry.resolved(self._store, request):
-                try:
-                    return self._fetched(known, source, self._sources(known, members))
-                except Damaged as error:
-                    self._say(f"environment of {source.file}: {error}; it is built again")
-                    registry.remove(self._store, known.digest)
-            if claim.take():
-                return self._built(job, source, request, code, claim, is_over)
-            holder = claim.holder()
-            if holder and holder.built:
-                peer = PeerArchives(holder.node, holder.address, self._token)
-                with contextlib.suppress(Damaged):  # it has left: the next turn finds who builds it then
-                    return self._fetched(holder.built, source, [self._disk.archives, peer])
-            self._do(f"waiting for {holder.node if holder else 'another node'} to build the environment")
+            try:
+                if found := self._got(job, source, request, code, members, claim, is_over):
+                    return found
+            except (StoreError, StoreUnavailable) as error:
+                self._do(f"waiting for the bucket: {error.message}")
             self._stopped.wait(_LOOK_S)
             _check(is_over)
+
+    def _got(
+        self,
+        job: JobSpec,
+        source: EnvironmentSource,
+        request: str,
+        code: Path,
+        members: Sequence[Member],
+        claim: BuildClaim,
+        is_over: IsOver,
+    ) -> NodeEnvironment | None:
+        """The environment; ``None`` while another node builds it."""
+        if known := registry.resolved(self._store, request):
+            try:
+                return self._fetched(known, source, self._sources(known, members))
+            except Damaged as error:
+                self._say(f"environment of {source.file}: {error}; it is built again")
+                registry.remove(self._store, known.digest)
+        if claim.take():
+            return self._built(job, source, request, code, claim, is_over)
+        holder = claim.holder()
+        if holder and holder.built:
+            peer = PeerArchives(holder.node, holder.address, self._token)
+            with contextlib.suppress(Damaged):  # it has left: the next turn finds who builds it then
+                return self._fetched(holder.built, source, [self._disk.archives, peer])
+        self._do(f"waiting for {holder.node if holder else 'another node'} to build the environment")
+        return None
 
     def _fetched(
         self, environment: Environment, source: EnvironmentSource, sources: Sequence[ArchiveSource]
@@ -228,9 +250,24 @@ class NodeEnvironments:
             claim.release()
             raise
         self._say(f"environment of {source.file}: installed in {self._clock.monotonic() - began:.1f} s")
-        self._in_background(self._publisher.publish, found, request, claim)
+        self._publishing.add(request)
+        self._in_background(self._publish, found, request, claim)
         self._uncompiled[found.environment.digest] = found
         return found
+
+    def _publish(self, found: NodeEnvironment, request: str, claim: BuildClaim) -> None:
+        try:
+            self._publisher.publish(found, request, claim)
+        finally:
+            self._publishing.discard(request)
+
+    def _forget_removed(self, request: str) -> None:
+        """What is ready here may have been removed from the bucket since: other nodes would get another one then."""
+        if request in self._ready and request not in self._publishing:
+            with contextlib.suppress(GpuctlError):
+                known = registry.resolved(self._store, request)
+                if known is None or known.digest != self._ready[request].environment.digest:
+                    del self._ready[request]
 
     # -- the parts ----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from gpuctl.cluster.records.environments import PackedFiles
 NODE_PACKAGES = "_gpuctl_node.pth"
 """In an environment's site-packages: adds the node's own, after its own."""
 _OF_THE_MACHINE = frozenset({"pyvenv.cfg", "lib64", ".gitignore", "CACHEDIR.TAG", ".lock", "environment.json"})
+_MARK = frozenset({"environment.json"})
 _CACHE = "__pycache__"
 _LEVEL = 3
 _READ_BYTES = 1 << 20
@@ -121,12 +122,14 @@ def size_of(folder: Path) -> tuple[int, int]:
 
 def _walk(folder: Path) -> Iterator[Path]:
     has_own_python = prefix.has_one(folder)
+    not_packed = _MARK if has_own_python else _OF_THE_MACHINE
     for parent, folders, files in os.walk(folder):
         here = Path(parent)
         is_top, is_bin = here == folder, here == folder / "bin" and not has_own_python
-        folders[:] = sorted(name for name in folders if not (is_top and name in _OF_THE_MACHINE))
+        files += [name for name in folders if (here / name).is_symlink()]
+        folders[:] = sorted(name for name in folders if not (is_top and name in not_packed))
         for name in sorted(files):
-            is_own = (is_top and name in _OF_THE_MACHINE) or name == NODE_PACKAGES
+            is_own = (is_top and name in not_packed) or name == NODE_PACKAGES
             if not is_own and not (is_bin and (name.startswith(("python", "activate", "deactivate", "pydoc.bat")))):
                 yield here / name
 

@@ -6,6 +6,7 @@ a copy that lies elsewhere, on another node, the bytes are replaced one by one, 
 
 from __future__ import annotations
 
+import mmap
 import os
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ from gpuctl.cluster.errors import Damaged, GpuctlError
 BYTES = 200
 """Conda's own placeholder has 255, which a path in a program cannot exceed."""
 _SCRIPTS = "etc/conda/activate.d/*.sh"
+_SCRIPTS_S = 30.0
 _OF_THE_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
 _NOTE = Path("conda-meta", "gpuctl-prefix.json")
 
@@ -52,7 +54,7 @@ def has_one(folder: Path) -> bool:
 def note(folder: Path, prefix: str) -> None:
     """Note which files in ``folder`` have ``prefix`` in them."""
     wanted = os.fsencode(prefix)
-    files = sorted(path.relative_to(folder).as_posix() for path in _files(folder) if wanted in path.read_bytes())
+    files = sorted(path.relative_to(folder).as_posix() for path in _files(folder) if _has(path, wanted))
     (folder / _NOTE).write_bytes(msgspec.json.encode(_Note(prefix=prefix, files=files)))
 
 
@@ -67,8 +69,17 @@ def move(folder: Path, prefix: str) -> None:
         raise Damaged("the packed environment was made for paths of another length")
     for name in there.files:
         path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise Damaged(f"the packed environment names {name}, which is outside of it")
         path.write_bytes(path.read_bytes().replace(old, new))
     (folder / _NOTE).write_bytes(msgspec.json.encode(_Note(prefix=prefix, files=there.files)))
+
+
+def _has(path: Path, wanted: bytes) -> bool:
+    if not path.stat().st_size:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(wanted) >= 0
 
 
 def activated(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
@@ -78,10 +89,17 @@ def activated(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
     if not scripts:
         return env
     lines = "".join(f". {shlex.quote(os.fspath(one))} >&2\n" for one in scripts)
-    found = subprocess.run(
-        ["bash", "-c", f"{lines}env -0"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    )
-    set_now = dict(line.split("=", 1) for line in found.stdout.split("\0") if "=" in line)
+    try:
+        said = subprocess.run(
+            ["bash", "-c", f"{lines}env -0"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=_SCRIPTS_S,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GpuctlError(f"the scripts in {folder / 'etc/conda/activate.d'} cannot be run: {error}") from error
+    set_now = dict(line.split("=", 1) for line in os.fsdecode(said).split("\0") if "=" in line)
     return {name: value for name, value in set_now.items() if name not in _OF_THE_SHELL or name in env} or env
 
 
@@ -89,5 +107,5 @@ def _files(folder: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
-            if path.suffix != ".pyc" and not path.is_symlink():
+            if path.suffix != ".pyc" and path.is_file() and not path.is_symlink():
                 yield path

@@ -13,7 +13,7 @@ from gpuctl.bootstrap.environments.claim import BuildClaim
 from gpuctl.bootstrap.environments.disk import EnvironmentDisk, NodeEnvironment
 from gpuctl.cluster import layout
 from gpuctl.cluster.environments import registry
-from gpuctl.cluster.errors import GpuctlError, StoreUnavailable
+from gpuctl.cluster.errors import GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.records.codec import encode
 from gpuctl.cluster.records.environments import Environment, PackedFiles
 from gpuctl.cluster.storage.bucket import Bucket
@@ -44,7 +44,7 @@ class Publisher:
                     self._upload(environment)
                     registry.publish(self._store, request, environment)
                     return
-                except StoreUnavailable:
+                except (StoreError, StoreUnavailable):
                     self._stopped.wait(_AGAIN_S)
         except (GpuctlError, OSError) as error:
             self._say(f"environment of {found.environment.file}: other nodes must build it: {error}")

@@ -31,7 +31,7 @@ def refuse_home(folder: Path) -> None:
     if held := private_files.of_home(folder.resolve()):
         raise BadInput(
             f"the working folder is copied to the nodes, and {folder} holds {held}",
-            "move the script to a folder of its own, and run `gpuctl train` there",
+            "move what is needed to a folder of its own, and work there",
         )
 
 

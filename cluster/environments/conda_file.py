@@ -42,7 +42,10 @@ def read(folder: Path, name: str) -> CondaFile:
         else:
             raise BadInput(f"{name}: {one} is not a package", "write one a line, after a dash")
     specs = [one for one in specs if one != "pip"] if pip else specs  # uv takes its place
-    channels = [str(one) for one in _list(found, "channels", name) if one != "nodefaults"]
+    channels = _list(found, "channels", name)
+    if wrong := [one for one in channels if not isinstance(one, str)]:
+        raise BadInput(f"{name}: {wrong[0]} is not a channel", "write one name or URL a line, after a dash")
+    channels = [one for one in channels if one != "nodefaults"]
     return CondaFile(tuple(channels) or (USUAL_CHANNEL,), tuple(specs), tuple(pip))
 
 
@@ -58,7 +61,7 @@ def _loaded(path: Path, name: str) -> Any:
 
     try:
         return yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
         raise BadInput(f"{where}: is not YAML: {getattr(error, 'problem', error)}", "correct the line") from None

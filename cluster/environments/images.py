@@ -7,13 +7,15 @@ have it.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.environments.registry import short
-from gpuctl.cluster.errors import BadInput, CorruptRecord
+from gpuctl.cluster.errors import BadInput, CorruptRecord, GpuctlError
 from gpuctl.cluster.records.codec import decode, encode
 from gpuctl.cluster.records.images import ImageName, StoredImage
 from gpuctl.cluster.storage.interface import Store
@@ -21,6 +23,8 @@ from gpuctl.cluster.storage.interface import Store
 IN_BUCKET = "bucket:"
 """What the name of such an image begins with."""
 AT = "@sha256:"
+ALL = "all"
+_DAY_S = 86_400.0
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
 REPOSITORY = "localhost/gpuctl"
 """What Docker and Podman of a node have such images under."""
@@ -41,6 +45,8 @@ class NamedImage:
 
 def checked_name(name: str) -> str:
     """``name`` if images can have it (as Docker allows). Raises ``BadInput``."""
+    if name == ALL:
+        raise BadInput(f"an image cannot be called {ALL}", "`gpuctl image rm all` means every image; use another name")
     if not _NAME.fullmatch(name) or len(name) > 100:
         raise BadInput(f"{name!r} cannot be the name of an image", "use a-z, 0-9 and single -, _ or . between them")
     return name
@@ -104,16 +110,27 @@ def built(store: Store, digest: str) -> StoredImage | None:
 
 
 def publish(store: Store, image: StoredImage) -> None:
-    """Make known an image whose layers are in the bucket, under its name."""
-    store.put(layout.image(image.digest), encode(image))
+    """Make known an image whose layers are in the bucket, under its name.
+
+    Raises ``GpuctlError`` if somebody has removed one of them meanwhile; then it is not known.
+    """
+    # In this order: an image that no name means is one that a later build under that name may remove.
     store.put(layout.image_name(image.name), encode(ImageName(digest=image.digest)))
+    store.put(layout.image(image.digest), encode(image))
+    there = {entry.key for entry in store.list(f"{layout.IMAGES}/layers")}
+    if any(layout.image_layer(layer.sha256) not in there for layer in image.layers):
+        store.delete([layout.image_name(image.name), layout.image(image.digest)])
+        raise GpuctlError("a layer of this image was removed from the bucket meanwhile", "build it again")
 
 
 def listed(store: Store) -> list[NamedImage]:
     """All images in the bucket by name, those whose name means another by now last."""
     digests = [entry.key.rpartition("/")[2].removesuffix(".json") for entry in store.list(f"{layout.IMAGES}/built")]
     names = [entry.key.rpartition("/")[2].removesuffix(".json") for entry in store.list(f"{layout.IMAGES}/named")]
-    means = {named(store, name): name for name in names}
+    means: dict[str, list[str]] = {}
+    for name in names:
+        with contextlib.suppress(CorruptRecord):  # the next build under that name writes it anew
+            means.setdefault(named(store, name), []).append(name)
     found = []
     for digest in digests:
         try:
@@ -121,7 +138,7 @@ def listed(store: Store) -> list[NamedImage]:
         except CorruptRecord:  # another version of gpuctl wrote it
             continue
         if image is not None:
-            found.append(NamedImage(image, means.get(digest, "")))
+            found += [NamedImage(image, name) for name in means.get(digest, [""])]
     return sorted(found, key=lambda one: (not one.name, one.name, -one.image.built_at))
 
 
@@ -139,12 +156,18 @@ def find(there: list[NamedImage], name: str) -> NamedImage:
 
 
 def remove(store: Store, gone: Iterable[NamedImage]) -> int:
-    """Remove images and the layers that no other has; returns how many bytes that were."""
+    """Remove images by their names, and the layers that no other has; returns how many bytes that were.
+
+    Layers that a build has sent which never ended go too, a day later: until then it may be about to name them.
+    """
     gone = list(gone)
     store.delete([layout.image_name(one.name) for one in gone if one.name])
-    store.delete([layout.image(one.image.digest) for one in gone])
-    kept = {layer.sha256 for one in listed(store) for layer in one.image.layers}
-    sizes = {layer.sha256: layer.stored_bytes for one in gone for layer in one.image.layers}
-    unused = {sha256: size for sha256, size in sizes.items() if sha256 not in kept}
-    store.delete([layout.image_layer(sha256) for sha256 in unused])
-    return sum(unused.values())
+    still = {one.image.digest for one in listed(store) if one.name}
+    store.delete([layout.image(one.image.digest) for one in gone if one.image.digest not in still])
+    theirs = {layout.image_layer(layer.sha256) for one in gone for layer in one.image.layers}
+    layers = store.list(f"{layout.IMAGES}/layers")
+    kept = {layout.image_layer(layer.sha256) for one in listed(store) for layer in one.image.layers}
+    old = time.time() - _DAY_S
+    unused = [one for one in layers if one.key not in kept and (one.key in theirs or one.modified < old)]
+    store.delete([one.key for one in unused])
+    return sum(one.size for one in unused)

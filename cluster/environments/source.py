@@ -94,7 +94,7 @@ def _read(folder: Path, name: str) -> FoundSource:
         case "uv.lock":
             files, packages = _uv_lock(folder, name)
         case "pylock":
-            files, packages = [name], len(_table(folder, name).get("packages", []))
+            files, packages = [name], len(_tables(folder, name, "packages"))
         case "conda":
             files, packages = _conda(folder, name)
     if not packages:
@@ -120,6 +120,18 @@ def _requirements(folder: Path, name: str) -> tuple[list[str], int]:
     for where, line in wanted:
         _check_requirement(where, line)
     return files, len(wanted)
+
+
+def hashes(folder: Path, name: str) -> dict[str, set[str]]:
+    """The hashes that a requirements file gives for its packages, by their normalized names."""
+    from packaging.utils import canonicalize_name
+
+    found: dict[str, set[str]] = {}
+    for _, line in _read_requirements(folder, name)[1]:
+        given = set(re.findall(r"--hash[= ]([a-z0-9]+:[0-9a-fA-F]+)", line))
+        if given and (named := re.match(r"[A-Za-z0-9._-]+", line)):
+            found.setdefault(canonicalize_name(named[0]), set()).update(given)
+    return found
 
 
 def index_urls(folder: Path, name: str) -> list[str]:
@@ -158,6 +170,8 @@ def _lines(path: Path, name: str, by: str) -> Iterator[tuple[str, str]]:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise BadInput(f"{by}: {name} does not exist", "add it, or remove the line") from None
+    except OSError as error:
+        raise BadInput(f"{by or name}: cannot read {name}: {error.strerror}", "correct the line") from None
     except UnicodeDecodeError:
         raise BadInput(f"{name} is not UTF-8", "save it in UTF-8") from None
     began, parts = 0, list[str]()
@@ -195,7 +209,7 @@ def _uv_lock(folder: Path, name: str) -> tuple[list[str], int]:
     project = (PurePosixPath(name).parent / _PROJECT).as_posix()
     if not (folder / project).is_file():
         raise BadInput(f"{name} has no {_PROJECT} beside it", "uv reads both; add it")
-    packages = _table(folder, name).get("package", [])
+    packages = _tables(folder, name, "package")
     others = [one for one in packages if _local(one) not in (None, ".") and one.get("name") != distribution.NAME]
     if others:
         raise BadInput(
@@ -209,6 +223,13 @@ def _local(package: dict[str, Any]) -> str | None:
     """The folder that a package of a uv.lock comes from."""
     source = package.get("source", {})
     return next((source[key] for key in ("editable", "virtual", "directory", "path") if key in source), None)
+
+
+def _tables(folder: Path, name: str, key: str) -> list[dict[str, Any]]:
+    found = _table(folder, name).get(key, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise BadInput(f"{name}: {key} is not a list of tables", "let its tool write it anew, such as `uv lock`")
+    return found
 
 
 def _table(folder: Path, name: str) -> dict[str, Any]:

@@ -11,16 +11,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuctl.bootstrap.environments import prefix
 from gpuctl.bootstrap.environments.facts import NodeFacts
 from gpuctl.bootstrap.environments.install.lock import Lock, check_needs, write_stub
-from gpuctl.bootstrap.environments.install.uv import Uv
+from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed, IndexAway, Uv
 from gpuctl.cluster.environments import conda_file
 from gpuctl.cluster.environments.conda_file import CondaFile
+from gpuctl.cluster.errors import GpuctlError
 
 _TOOL = Path(__file__).with_name("conda_tool.py")
 _RATTLER = "py-rattler>=0.28,<0.29"
@@ -34,29 +36,40 @@ _RELOCATABLE = """\
 ' '''
 """
 """The first lines of a script, in place of ``#!`` and a path: what uv writes in a relocatable environment."""
+_UNKNOWN = "0" * 64
+"""A digest's length."""
 IsOver = Callable[[], bool]
 
 
-def resolve(file: str, code: Path, scratch: Path, uv: Uv, facts: NodeFacts, is_over: IsOver) -> Lock:
-    """Solve ``file``, in the job's folder ``code``, for this node. Raises as ``lock.resolve`` does."""
+def resolve(
+    file: str, code: Path, scratch: Path, place: Callable[[str], Path], uv: Uv, facts: NodeFacts, is_over: IsOver
+) -> Lock:
+    """Solve ``file``, in the job's folder ``code``, for this node. Raises as ``lock.resolve`` does.
+
+    ``place``: where the environment of a digest lies.
+    """
     found = conda_file.read(code, file)
+    try:
+        prefix.of(place(_UNKNOWN))
+    except GpuctlError as error:
+        raise EnvironmentFailed(error.message, error.hint) from error
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     request = {
         "channels": [uv.expanded(one) for one in _channels(found)],
         "specs": [*found.specs, *(() if any(re.match(r"python\b", one) for one in found.specs) else ("python",))],
-        "constraints": [f"python {python}.*"],
+        "constraints": [f"python {python}.*", *(_as_spec(need) for need in facts.needs)],
         "cache": str(uv.cache / "conda"),
     }
-    answer = _ask("solve", request, scratch, uv, file, is_over)
+    hidden = {value: name for channel in found.channels for name, value in uv.values_in(channel).items()}
+    answer = _ask("solve", request, scratch, uv, file, hidden, is_over)
     records: list[dict[str, Any]] = answer["records"]
     versions = {one["name"]: one["version"] for one in records}
     check_needs(versions, file, facts)
-    (scratch / _LOCK).write_text(json.dumps({"records": records, "pip": found.pip}))
-    chosen = [(one["name"], f"{one['version']}={one['build']}", [one["sha256"]]) for one in records]
+    (scratch / _LOCK).write_text(json.dumps({"records": records, "pip": found.pip, "hidden": hidden}))
     return Lock(
         path=scratch / _LOCK,
         packages=versions,
-        digest=facts.environment_of([*chosen, *((f"pip {line}", "", []) for line in found.pip)]),
+        digest="" if found.pip else facts.environment_of(_chosen(records)),  # else known once uv has chosen, too
         wheel_bytes=sum(one["size"] for one in records),
         torch="" if set(_TORCH) & versions.keys() else facts.torch,
         folder=(code / file).parent,
@@ -64,38 +77,82 @@ def resolve(file: str, code: Path, scratch: Path, uv: Uv, facts: NodeFacts, is_o
     )
 
 
-def install(lock: Lock, folder: Path, place: Path, uv: Uv, facts: NodeFacts, *, what: str, is_over: IsOver) -> None:
-    """Install the packages of ``lock`` into ``folder``, for use at ``place``. Raises as ``Uv.run`` does."""
+def install(
+    lock: Lock, folder: Path, place: Callable[[str], Path], uv: Uv, facts: NodeFacts, *, what: str, is_over: IsOver
+) -> Lock:
+    """Install the packages of ``lock`` into ``folder``, for use at the ``place`` of the environment's digest; returns
+    the lock with that, and with what is below ``pip``. Raises as ``Uv.run`` does."""
     scratch = lock.path.parent
     locked = json.loads(lock.path.read_text())
+    somewhere = prefix.of(place(lock.digest or _UNKNOWN))
     request = {
         "records": [one["record"] for one in locked["records"]],
         "folder": str(folder),
-        "prefix": prefix.of(place),
+        "prefix": somewhere,
         "cache": str(uv.cache / "conda"),
     }
-    _ask("install", request, scratch, uv, what, is_over)
-    if locked["pip"]:
-        _pip(locked["pip"], lock, folder, uv, facts, what, is_over)
-    prefix.note(folder, prefix.of(place))
+    _ask("install", request, scratch, uv, what, locked["hidden"], is_over)
+    for record in (folder / "conda-meta").glob("*.json"):  # what was asked for, with the channel's address
+        record.write_text(_shown(record.read_text(), locked["hidden"]))
+    prefix.note(folder, somewhere)
+    if not locked["pip"]:
+        return lock
+    before = _installed(folder)
+    _pip(locked["pip"], lock, folder, uv, facts, what, is_over)
+    new = {name: version for name, version in _installed(folder).items() if before.get(name) != version}
+    of_pip = [(f"pip {name}", version, list[str]()) for name, version in new.items()]
+    digest = facts.environment_of([*_chosen(locked["records"]), *of_pip])
+    prefix.move(folder, prefix.of(place(digest)))
+    return replace(lock, digest=digest, packages={**lock.packages, **new})
 
 
-def installed(folder: Path, lock: Lock) -> dict[str, str]:
-    """Versions by name of what is in ``folder``, with what uv has added to the packages of ``lock``."""
+def _chosen(records: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
+    return [(one["name"], f"{one['version']}={one['build']}", [one["sha256"]]) for one in records]
+
+
+def _installed(folder: Path) -> dict[str, str]:
+    """Versions by name of the Python packages in ``folder``."""
     paths = [str(path) for path in folder.glob("lib/python3*/site-packages")]
-    named = {one.name: one.version for one in importlib.metadata.distributions(path=paths) if one.name}
-    return {**named, **lock.packages}
+    return {one.name: one.version for one in importlib.metadata.distributions(path=paths) if one.name}
+
+
+def _as_spec(need: str) -> str:
+    """
+    >>> _as_spec("msgspec<1,>=0.19")
+    'msgspec <1,>=0.19'
+    """
+    name = re.match(r"[A-Za-z0-9._-]+", need)
+    assert name is not None
+    return f"{name[0]} {need[name.end() :]}".strip()
 
 
 def _channels(found: CondaFile) -> list[str]:
     return [one for name in found.channels for one in (_DEFAULTS if name == "defaults" else (name,))]
 
 
-def _ask(do: str, request: dict[str, Any], scratch: Path, uv: Uv, what: str, is_over: IsOver) -> dict[str, Any]:
+def _shown(text: str, hidden: Mapping[str, str]) -> str:
+    """``text`` with ``${NAME}`` in place of the values of variables, such as tokens."""
+    for value, name in hidden.items():
+        text = text.replace(value, name) if value else text
+    return text
+
+
+def _ask(
+    do: str,
+    request: dict[str, Any],
+    scratch: Path,
+    uv: Uv,
+    what: str,
+    hidden: Mapping[str, str],
+    is_over: IsOver,
+) -> dict[str, Any]:
     """What the tool answers, which runs beside gpuctl: it brings 80 MB that nobody else needs."""
     asked, answer = scratch / f"{do}.json", scratch / f"{do}d.json"
     asked.write_text(json.dumps(request))
-    uv.run_tool(_RATTLER, "rattler", _TOOL, do, str(asked), str(answer), cwd=scratch, what=what, is_over=is_over)
+    try:
+        uv.run_tool(_RATTLER, "rattler", _TOOL, do, str(asked), str(answer), cwd=scratch, what=what, is_over=is_over)
+    except (EnvironmentFailed, IndexAway) as error:
+        raise type(error)(_shown(error.message, hidden), error.hint) from None
     said: dict[str, Any] = json.loads(answer.read_text())
     return said
 
@@ -118,6 +175,6 @@ def _pip(lines: list[str], lock: Lock, folder: Path, uv: Uv, facts: NodeFacts, w
     run("uninstall", *own)
     begins = f"#!{folder}/bin/python"
     for script in (folder / "bin").iterdir():
-        if not script.is_symlink() and script.read_bytes().startswith(os.fsencode(begins)):
-            _, _, rest = script.read_text().partition("\n")
-            script.write_text(_RELOCATABLE + rest)
+        if script.is_file() and not script.is_symlink() and script.read_bytes().startswith(os.fsencode(begins)):
+            _, _, rest = script.read_bytes().partition(b"\n")
+            script.write_bytes(_RELOCATABLE.encode() + rest)

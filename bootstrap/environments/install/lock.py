@@ -15,7 +15,7 @@ import re
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from gpuctl.bootstrap.environments.facts import NodeFacts
 from gpuctl.bootstrap.environments.install.uv import EnvironmentFailed, Uv
 from gpuctl.cluster import distribution
-from gpuctl.cluster.environments.source import UV_SETTINGS, index_urls
+from gpuctl.cluster.environments.source import UV_SETTINGS, hashes, index_urls
 from gpuctl.cluster.records.environments import EnvironmentSource
 
 _FILE = "pylock.toml"
@@ -91,6 +91,8 @@ def resolve(
         case "conda":
             raise AssertionError("see conda.resolve")
     indexes = index_urls(code, source.file) if source.kind == "requirements" else []
+    if source.kind == "requirements":
+        _check_hashes(path, source.file, hashes(code, source.file))
     found = _read(path, source.file, (code / source.file).parent, facts)
     return replace(found, config=config, indexes=tuple(indexes))
 
@@ -197,6 +199,20 @@ def check_needs(versions: Mapping[str, str], file: str, facts: NodeFacts) -> Non
                 f"{file}: it has {need.name} {version}, and gpuctl needs {need.name}{need.specifier}",
                 f"lock {need.name} in that range",
             )
+
+
+def _check_hashes(path: Path, file: str, given: Mapping[str, Collection[str]]) -> None:
+    """Raises ``EnvironmentFailed`` if a wheel may be installed whose hash is not among those that ``file`` gives for
+    its package: ``uv pip compile`` does not look at them."""
+    for package in _table(path, file).get("packages", []):
+        wanted = given.get(package["name"])
+        for wheel in package.get("wheels", ()) if wanted else ():
+            if not {f"{kind}:{value}" for kind, value in wheel.get("hashes", {}).items()} & set(wanted or ()):
+                name = str(wheel.get("name") or wheel.get("url") or wheel.get("path") or "").rpartition("/")[2]
+                raise EnvironmentFailed(
+                    f"{file}: {name} is not what its hashes for {package['name']} say",
+                    "list the hashes of all its files (pip-compile --generate-hashes), or use a uv.lock",
+                )
 
 
 def _hashes(package: Mapping[str, Any]) -> list[str]:

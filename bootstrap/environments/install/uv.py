@@ -62,6 +62,10 @@ class Uv:
         """A URL with variables' values in place of ``${NAME}``."""
         return re.sub(r"\$\{(\w+)\}", lambda name: self._env.get(name[1], ""), url)
 
+    def values_in(self, url: str) -> dict[str, str]:
+        """The values of the variables that ``url`` names, by how it names them."""
+        return {f"${{{name}}}": self._env.get(name, "") for name in re.findall(r"\$\{(\w+)\}", url)}
+
     def run_tool(
         self, package: str, module: str, script: Path, *args: str, cwd: Path, what: str, is_over: Callable[[], bool]
     ) -> None:

@@ -30,7 +30,7 @@ def ls(output: Output = "text", cluster: Cluster = None, bucket: Bucket = None) 
         for line in table(header, [_row(one) for one in found], give=[1]):
             out(line)
     else:
-        say("no environments yet; a job with a requirements.txt, uv.lock or pylock.toml makes one")
+        say("no environments yet; a job with a requirements.txt, uv.lock, pylock.toml or environment.yml makes one")
 
 
 @app.command(cls=TextCommand)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from gpuctl.cli.session.open_cluster import reach
 from gpuctl.cli.settings.options import Bucket, Cluster, Output, text_option, wants_json
 from gpuctl.cli.text_commands import TextCommand, new_app
 from gpuctl.cluster.environments import images
-from gpuctl.cluster.environments.images import IN_BUCKET, NamedImage
+from gpuctl.cluster.environments.images import ALL, IN_BUCKET, NamedImage
 from gpuctl.cluster.environments.registry import short
 from gpuctl.cluster.errors import BadInput
 from gpuctl.cluster.jobs import queue
@@ -27,6 +28,8 @@ from gpuctl.cluster.views import job_status
 
 app = new_app(name="image", help="Build, list or remove container images.")
 
+_REFERENCE = re.compile(r"[a-z0-9][a-z0-9._:-]*(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?")
+_DECIDED = re.compile(r"-[tfo]|--(tag|file|output|push|load)(=|$)")
 _DOCKERFILES = ("Dockerfile", "Containerfile")
 
 
@@ -60,22 +63,25 @@ def build(
         raise BadInput("--name and --push exclude each other", "--push keeps nothing in the bucket")
     if push and images.is_in_bucket(push):
         raise BadInput(f"--push {push} is not a registry's image", f"for the bucket: --name {push[len(IN_BUCKET) :]}")
+    if push and not _REFERENCE.fullmatch(push):
+        raise BadInput(f"--push {push} is not the name of an image", "use one such as ghcr.io/me/mine:1")
+    options = tuple(words_of(ctx) or ())
+    _refuse_options(options)
     called = "" if push else images.checked_name(name or _name_of(where))
     refuse_home(where)
     with node_access.reached(reach(cluster, bucket)) as nodes:
         host = nodes.chosen(node)
         code = send_context(nodes.store, where, dockerfile)
-        options = tuple(words_of(ctx) or ())
         order = BuildOrder(code=code, dockerfile=dockerfile, name=called, push=push or "", options=options)
         before = {layer for one in images.listed(nodes.store) for layer in one.image.layers}
         say(f"building on {host.node} (Ctrl-C ends it)")
         command = nodes.shell.python(host, "gpuctl.bootstrap.containers.build", [])
         node_access.leave_with(node_access.run(nodes, host, command, first=msgspec.json.encode(order) + b"\n"))
     if not push:
-        built = images.find(images.listed(nodes.store), called)
-        new = sum(layer.stored_bytes for layer in {*built.image.layers} - before)
-        layers = count(len(built.image.layers), "layer")
-        say(f"{IN_BUCKET}{called}: {layers}, {size(built.stored_bytes)}, {size(new)} of it new")
+        if built := images.built(nodes.store, images.named(nodes.store, called)):
+            stored, new = NamedImage(built, called).stored_bytes, {*built.layers} - before
+            added = size(sum(layer.stored_bytes for layer in new))
+            say(f"{IN_BUCKET}{called}: {count(len(built.layers), 'layer')}, {size(stored)}, {added} of it new")
         _drop_superseded(nodes.store, called)
     say(f"use it: gpuctl train --image {push or IN_BUCKET + called} SCRIPT")
 
@@ -105,8 +111,8 @@ def rm(
     """Remove images from the bucket. Nodes that have one keep it for a while."""
     store = reach(cluster, bucket).store
     there = images.listed(store)
-    named = {one.image.digest: one for one in (images.find(there, name) for name in names if names != ["all"])}
-    chosen = there if names == ["all"] else [*named.values()]
+    named = {(one.name, one.image.digest): one for one in (images.find(there, name) for name in names if name != ALL)}
+    chosen = there if names == [ALL] else [*named.values()]
     users = _users(store)
     for one in chosen:
         if job := users.get(one.image.digest):
@@ -126,13 +132,26 @@ def _dockerfile(folder: Path, file: str | None) -> str:
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder", "name the one with the Dockerfile")
     names = [file] if file else _DOCKERFILES
-    found = next((name for name in names if (folder / name).is_file()), None)
+    try:
+        found = next((name for name in names if (folder / name).is_file()), None)
+    except OSError as error:
+        raise BadInput(
+            f"cannot read {file or folder}: {error.strerror}", "name a Dockerfile below the folder"
+        ) from error
     if found is None:
         raise BadInput(f"{folder} has no {' or '.join(names)}", "write one, or name it with --file")
     path = (folder / found).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise BadInput(f"{found} is outside of {folder}, and only that is copied to the node", "move it there")
     return path.relative_to(folder.resolve()).as_posix()
+
+
+def _refuse_options(options: Sequence[str]) -> None:
+    """Raises ``BadInput`` for one that decides what ``build`` decides."""
+    for option in options:
+        if _DECIDED.match(option):
+            name = option.partition("=")[0]
+            raise BadInput(f"{name} after `--` is not for you to give", "see --name, --push and --file of this command")
 
 
 def _name_of(folder: Path) -> str:

@@ -153,7 +153,7 @@ def verb(
     spec = queue.cluster_spec(access.store)
     _, most = queue.check_nodes(spec, wanted)
     _warn_of_many(spec.provider, most * (per_node or spec.slots or 1))
-    pinned = images.pinned(access.store, settings.image or "")
+    images.pinned(access.store, settings.image or "")  # before anything is sent
     code = send_folder(access.store, Path.cwd(), name, packages.files if packages else ())
     source = packages.source if packages else None
     if source and given:
@@ -169,7 +169,7 @@ def verb(
         strategy=settings.strategy or "",
         max_restarts=settings.max_restarts,
         exit_timeout_s=settings.exit_timeout,
-        image=pinned,
+        image=images.pinned(access.store, settings.image or ""),
         environment=source,
         allow_tcp=allow_tcp,
         submitted_by=_who(),

@@ -25,6 +25,7 @@ from gpuctl.cluster.environments import images
 from gpuctl.cluster.errors import Damaged, Fenced, GpuctlError, StoreUnavailable
 from gpuctl.cluster.records.images import StoredImage
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
+from tests.waiting import until
 
 _LAYERS = (random.Random(1).randbytes(300_001), b"text " * 20_000, gzip.compress(b"as it was pulled"), b"")
 _CONFIG = json.dumps({"architecture": "amd64", "rootfs": {"type": "layers"}})
@@ -74,8 +75,10 @@ class Node:
         self.come: list[tuple[int, int]] = []
 
     def load(self, store: Bucket, pinned: str, is_over: Callable[[], bool] = lambda: False) -> str:
+        client, scratch = ContainerClient(os.environ), self.folder / "scratch"
+        scratch.mkdir(exist_ok=True)
         return bucket_images.load(
-            store, pinned, self.runtime, ContainerClient(os.environ), is_over, lambda *come: self.come.append(come)
+            store, pinned, self.runtime, client, scratch, is_over, lambda *come: self.come.append(come)
         )
 
     def loaded(self) -> tuple[list[str], str, list[bytes]]:
@@ -159,7 +162,7 @@ def test_a_layer_that_is_not_what_was_sent_is_never_loaded(
                 harm
             ],
         )
-    with pytest.raises(Damaged, match="in the bucket is not what was sent; build the image again"):
+    with pytest.raises(Damaged, match="in the bucket is not what was sent; `gpuctl image rm` it and"):
         node.load(store, pinned(store))
     assert not (tmp_path / "loaded").exists()
 
@@ -184,6 +187,28 @@ def test_nobody_waits_for_an_image_whose_job_is_over(tmp_path: Path, store: Buck
     with pytest.raises(Fenced):
         node.load(away, name, over.is_set)  # type: ignore[arg-type]
     assert not (tmp_path / "loaded").exists()
+
+
+def test_nor_where_the_runtime_takes_nothing_any_more(tmp_path: Path, store: Bucket) -> None:
+    upload(store, archive(tmp_path))
+    node, over = Node(tmp_path, "echo > begun; exec sleep 86397"), threading.Event()
+
+    def give_up() -> None:
+        until((tmp_path / "begun").exists, "it begins")
+        over.set()
+
+    threading.Thread(target=give_up).start()
+    with pytest.raises(Fenced):
+        node.load(store, pinned(store), over.is_set)
+
+
+def test_half_a_layer_in_the_bucket_is_sent_again(tmp_path: Path, store: Bucket, node: Node) -> None:
+    image = upload(store, archive(tmp_path))
+    key = layout.image_layer(image.layers[0].sha256)
+    store.put(key, (store.get(key) or b"")[:40])
+    upload(store, archive(tmp_path))
+    node.load(store, pinned(store))
+    assert node.loaded()[2] == [*_LAYERS]
 
 
 def test_why_the_runtime_did_not_take_it_is_told(tmp_path: Path, store: Bucket) -> None:

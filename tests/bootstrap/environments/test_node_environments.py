@@ -133,6 +133,21 @@ def test_a_node_that_comes_later_gets_what_the_first_one_got(
     assert late is not None and run(late, "import alpha; print(alpha.VERSION)") == "2.0"
 
 
+def test_after_a_removal_the_next_job_gets_a_new_one_on_every_node(
+    node: Callable[[str], Node], store: Bucket, code: Path, index: PackageIndex
+) -> None:
+    one, two = node("node-1"), node("node-2")
+    spec = job(code, index, "alpha\n")
+    first = one.environments.have(spec, code)
+    assert first is not None
+    published(store)
+    registry.remove(store, first.environment.digest)
+    write_wheel(index.folder, "alpha", "3.0")
+    again = replace(spec, job="train-2")
+    for late in (two.environments.have(again, code), one.environments.have(again, code)):
+        assert late is not None and run(late, "import alpha; print(alpha.VERSION)") == "3.0"
+
+
 def test_many_nodes_at_once_build_once(node: Callable[[str], Node], code: Path, index: PackageIndex) -> None:
     nodes = [node(f"node-{number}") for number in range(3)]
     spec = job(code, index, "alpha\n")

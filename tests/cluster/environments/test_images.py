@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuctl.cluster import layout
 from gpuctl.cluster.environments import images
-from gpuctl.cluster.errors import BadInput
+from gpuctl.cluster.errors import BadInput, GpuctlError
 from gpuctl.cluster.records.images import ImageLayer, StoredImage
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 
@@ -58,6 +58,7 @@ def test_a_registrys_image_is_left_as_it_is(store: Bucket, image: str) -> None:
         ("bucket:", "'' cannot be the name of an image"),
         ("bucket:../mine", "'../mine' cannot be the name of an image; use a-z"),
         ("bucket:Mine", "'Mine' cannot be the name"),
+        ("bucket:all", "an image cannot be called all"),
         (f"bucket:{'m' * 101}", "cannot be the name"),
     ],
 )
@@ -88,6 +89,36 @@ def test_one_is_found_by_its_name_or_the_beginning_of_its_digest(store: Bucket) 
     for name, problem in (("1", "is the beginning of several"), ("other", "is not an image in the bucket")):
         with pytest.raises(BadInput, match=problem):
             images.find(listed, name)
+
+
+def test_two_names_for_one_image_are_two_until_both_are_removed(store: Bucket) -> None:
+    publish(store, replace(ONE, name="other"))
+    assert [one.name for one in images.listed(store)] == ["mine", "other"]
+    assert images.remove(store, [images.find(images.listed(store), "other")]) == 0
+    assert images.pinned(store, "bucket:mine") and [one.name for one in images.listed(store)] == ["mine"]
+    assert images.remove(store, images.listed(store)) == 30
+    assert store.list(layout.IMAGES) == []
+
+
+def test_one_whose_layer_was_removed_while_it_was_built_is_not_known(store: Bucket) -> None:
+    with pytest.raises(GpuctlError, match="a layer of this image was removed from the bucket meanwhile"):
+        images.publish(store, replace(ONE, digest="2" * 64, name="new", layers=(_NEW,)))
+    assert [one.name for one in images.listed(store)] == ["mine"]
+
+
+def test_a_name_that_cannot_be_read_is_left_out(store: Bucket) -> None:
+    store.put(layout.image_name("odd"), b"garbage")
+    assert [one.name for one in images.listed(store)] == ["mine"]
+
+
+def test_layers_of_builds_that_never_ended_go_a_day_later(store: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan = layout.image_layer("d" * 64)
+    store.put(orphan, bytes(5))
+    images.remove(store, [])
+    assert store.get(orphan) is not None
+    monkeypatch.setattr(images, "_DAY_S", -60.0)
+    assert images.remove(store, []) == 5
+    assert store.get(orphan) is None and len(layers(store)) == 2
 
 
 def test_one_that_another_version_wrote_is_left_out(store: Bucket) -> None:

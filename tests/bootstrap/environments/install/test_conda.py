@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuctl.bootstrap.environments import prefix
 from gpuctl.bootstrap.environments.disk import NodeEnvironment
@@ -18,7 +19,7 @@ from gpuctl.cluster.errors import Damaged, GpuctlError
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.storage.bucket import Bucket, open_bucket
 from tests.bootstrap.environments.test_node_environments import Node, published, run
-from tests.fakes.conda_channel import PLACEHOLDER, CondaChannel
+from tests.fakes.conda_channel import PLACEHOLDER, CondaChannel, Content, Link
 from tests.fakes.package_index import PackageIndex, write_wheel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the channel's packages are for Linux")
@@ -36,6 +37,15 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> CondaChannel:
         "etc/conda/activate.d/where.sh": b'export WHERE_DATA="$CONDA_PREFIX/share"\n',
     }
     made.add("where", "1.0", files, depends=("gamma",))
+    odd: dict[str, Content] = {
+        "lib/sub/real.txt": b"real",
+        "lib/linked": Link("sub"),
+        "lib64/libq.so": b"q",
+        "share/outside": Link("/etc/hostname"),
+        "bin/crt/stub": b"stub",
+        "etc/conda/activate.d/odd.sh": b"export LATIN=$(printf 'caf\\351')\n",
+    }
+    made.add("odd", "1.0", odd)
     made.add_pure("gamma", "3.0", scripts=("gamma-tool = gamma:main",))
     made.add_pure("gamma", "3.1", depends=("nowhere",))
     made.add_pure("old", "1.0", depends=("gamma <3",))
@@ -125,6 +135,53 @@ def test_one_node_builds_it_and_it_works_where_another_unpacks_it(
     packages = stored.environment.packages
     assert (packages["gamma"], packages["needs-gamma"], packages["beta"]) == ("3.0", "1.0", "1.5")
     assert "torch" not in packages and stored.environment.torch
+
+
+def test_odd_packages_are_the_same_on_every_node(
+    node: Callable[[str], Node], code: Path, channel: CondaChannel, index: PackageIndex
+) -> None:
+    """Links to folders and out of the environment, a ``lib64``, a folder in ``bin``, variables that are no UTF-8."""
+    spec = job(code, channel, "odd", pip=("beta",), UV_DEFAULT_INDEX=index.url)
+    one, two = node("node-1"), node("node-2")
+    first = have(one, spec, code)
+    published(store_of(one))
+    for found in (first, have(two, spec, code, one)):
+        assert (found.folder / "lib/linked/real.txt").read_bytes() == b"real"
+        assert (found.folder / "lib64/libq.so").read_bytes() == b"q"
+        assert (found.folder / "share/outside").readlink() == Path("/etc/hostname")
+        assert run(found, "import os; print(os.environb[b'LATIN'] == b'caf\\xe9')") == "True"
+    assert not any("built again" in line for line in two.said)
+
+
+def test_what_pip_chose_makes_another_environment(
+    node: Callable[[str], Node], code: Path, channel: CondaChannel, index: PackageIndex
+) -> None:
+    one = node("node-1")
+    spec = job(code, channel, "gamma", pip=("alpha",), UV_DEFAULT_INDEX=index.url)
+    first = have(one, spec, code)
+    published(store_of(one))
+    write_wheel(index.folder, "alpha", "3.0", requires=("beta",))
+    registry.remove(store_of(one), first.environment.digest)
+    second = have(one, replace(spec, job="train-2"), code)
+    assert (first.environment.packages["alpha"], second.environment.packages["alpha"]) == ("2.0", "3.0")
+    assert first.folder != second.folder and (second.folder / "conda-meta").is_dir()
+    assert run(second, "import alpha, gamma; print(alpha.VERSION, gamma.VERSION)") == "3.0 3.0"
+
+
+def test_a_channels_token_is_kept_nowhere(node: Callable[[str], Node], code: Path, channel: CondaChannel) -> None:
+    spec = job(code, channel, "gamma", TOKEN="channel")
+    url = channel.url.replace("/channel", "/${TOKEN}")
+    (code / "environment.yml").write_text(f"channels: ['{url}']\ndependencies: [gamma]\n")
+    found = have(node("node-1"), spec, code)
+    records = [path.read_text() for path in (found.folder / "conda-meta").glob("gamma*.json")]
+    assert records and all("/${TOKEN}/" in text and "/channel/" not in text for text in records)
+    (code / "environment.yml").write_text("channels: ['file:///nowhere/${TOKEN}']\ndependencies: [x]\n")
+    away = source.find(code)
+    assert away is not None
+    spec = replace(spec, job="train-2", environment=away.source, env={"TOKEN": "s3cret"})
+    with pytest.raises(GpuctlError) as caught:
+        have(node("node-2"), spec, code)
+    assert "s3cret" not in caught.value.message
 
 
 def test_condas_own_torch_is_not_layered_on_the_nodes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -186,6 +187,16 @@ def test_a_uv_lock_gives_its_versions_without_the_dev_group(code: Path, index: P
     project(code, index, "alpha<2", dev=("mspec",))
     write_wheel(index.folder, "alpha", "1.9", requires=("beta",))
     assert resolved(code, index).packages == {"alpha": "1.0", "beta": "1.5"}
+
+
+def test_hashes_of_a_requirements_file_are_what_counts(code: Path, index: PackageIndex) -> None:
+    (wheel,) = index.folder.glob("beta-*.whl")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (code / "requirements.txt").write_text(f"beta==1.5 \\\n    --hash=sha256:{digest}\n")
+    assert resolved(code, index).packages == {"beta": "1.5"}
+    (code / "requirements.txt").write_text(f"Beta==1.5 --hash=sha256:{'a' * 64}\n")
+    with pytest.raises(EnvironmentFailed, match=r"requirements.txt: beta-1.5-py3-none-any.whl is not what its hashes"):
+        resolved(code, index)
 
 
 def test_a_uv_lock_that_is_out_of_date_is_refused(code: Path, index: PackageIndex) -> None:

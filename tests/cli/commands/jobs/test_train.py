@@ -37,7 +37,7 @@ def test_a_folder_with_a_users_keys_is_refused(written: WrittenCluster, home: Pa
     said = written.run("train", "-d", "train.py", code=2).stderr
     assert said == (
         f"error: the working folder is copied to the nodes, and {written.work} holds {held.format(home=home)}; "
-        "move the script to a folder of its own, and run `gpuctl train` there\n"
+        "move what is needed to a folder of its own, and work there\n"
     )
     assert written.store.list("code") == []
 
