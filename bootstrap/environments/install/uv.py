@@ -11,12 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuctl.cluster.errors import Fenced, GpuctlError
+
+sysconfig.get_config_vars()
+"""Before there are threads. Up to Python 3.11, one that asks while another one reads them for the first time is told
+``None``, and then uv's own package, which asks for the suffix of programs, cannot say where uv is."""
 
 _LOOK_S = 0.1
 _NO_SPACE = "os error 28"
