@@ -97,6 +97,16 @@ unit: $(STAMP) ## The quick tests and nothing else
 test-all: lint types contracts preview $(FRAMEWORKS_STAMP) ## The same as test, with what is slow, depends on time or boots something
 	$(TESTS) -m "not exhaustive"
 
+# Some gigabytes, where torch is built for CUDA.
+test-torch: TORCH ?= 2.9.0
+test-torch: $(STAMP) ## What touches torch, with another one: the oldest that is supported, or TORCH=2.11.0
+	$(BIN)/python -m venv build/torch-$(TORCH)
+	PIP_CONSTRAINT= build/torch-$(TORCH)/bin/python -m pip install --quiet torch==$(TORCH)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$(build/torch-$(TORCH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"
+	build/torch-$(TORCH)/bin/python -m pytest -n 3 --dist loadgroup -m "not exhaustive" tests/trainers \
+		tests/bootstrap/launch tests/bootstrap/torchrun_plugin $(addprefix tests/e2e/test_,gpus.py ends.py training.py strategies.py mingle.py)
+
 test-exhaustive: $(STAMP) ## `up` broken off at every resource in every way, on three clouds: hours
 	$(TESTS) -m exhaustive
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gloo_lines import without_gloo
 from tests.paths import ROOT
 from tests.waiting import until
 
@@ -38,7 +39,7 @@ def start(launcher: tuple[str, ...], script: str, *options: object, metrics: Pat
         finally:
             process.terminate()  # torchrun ends its workers then
     assert process.returncode == 0, said
-    return printed
+    return without_gloo(printed)
 
 
 def steps_in(metrics: Path) -> list[int]:

@@ -14,6 +14,7 @@ import pytest
 
 from gpuctl.trainers import gloo_exit
 from gpuctl.trainers.launchers.torchrun import WORKER_SITE
+from tests.gloo_lines import without_gloo
 from tests.waiting import until
 
 DESTROYS = """
@@ -32,7 +33,7 @@ def python(code: str, *path: str) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    return without_gloo(done.stdout)
 
 
 @pytest.mark.slow

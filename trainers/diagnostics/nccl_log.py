@@ -7,6 +7,7 @@ Its words have changed over the years; those of NCCL 2.4 to 2.28 and of aws-ofi-
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gpuctl.cluster.network.verification import Transport
 
@@ -14,11 +15,11 @@ _VIA = re.compile(r"via NET/([^/\n]+)/\d+(/GDRDMA)?")
 _USING = re.compile(r"Using network (.+?)\s*$", re.MULTILINE)
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)")
 _BOOTSTRAP = re.compile(r"Bootstrap\s*: Using (?:\[0\])?([\w.@-]+):")
+_SOCKET = re.compile(r"NET/Socket : Using \[0\]([\w.@-]+):")
+"""A single rank has no bootstrap network from NCCL 2.28 on."""
 _DEVICES = (("IB", re.compile(r"NET/IB : Using \[")), ("Socket", re.compile(r"NET/Socket : Using \[")))
+_HARMFUL = (("NCCL_NET", "Socket"), ("NCCL_IB_DISABLE", "1"), ("NCCL_NET_PLUGIN", "none"))
 _CLUES = (
-    (r"NCCL_NET set by environment to Socket", "NCCL_NET=Socket is set: unset it"),
-    (r"NCCL_IB_DISABLE set by environment to 1", "NCCL_IB_DISABLE=1 is set: unset it"),
-    (r"NCCL_NET_PLUGIN set by environment to none", "NCCL_NET_PLUGIN=none is set: unset it"),
     (
         r"NET/OFI No eligible providers were found|NET/OFI aws-ofi-nccl initialization failed",
         "libfabric found no EFA device: its driver is not loaded, or the container lacks /dev/infiniband",
@@ -33,18 +34,23 @@ _CLUES = (
 )
 
 
-def transport(log: str) -> Transport:
+def transport(log: str, env: Mapping[str, str]) -> Transport:
     """The transport of one node, from the logs of its workers one after the other. Where several networks are used, the
-    slowest."""
+    slowest. ``env``: the workers' variables; NCCL tells what it found there up to 2.27."""
     used = [(name, bool(gdr)) for name, gdr in _VIA.findall(log)]
     names = {name for name, _ in used} or set(_USING.findall(log)) or _devices(log)
     network = min((_called(name, log) for name in names), key=_speed, default="")
-    bootstrap = _BOOTSTRAP.search(log)
+    interface = _BOOTSTRAP.search(log) or _SOCKET.search(log)
+    set_ = [
+        f"{name}={value} is set: unset it"
+        for name, value in _HARMFUL
+        if env.get(name) == value or f"{name} set by environment to {value}" in log
+    ]
     return Transport(
         network=network,
         gdr=bool(used) and all(gdr for _, gdr in used),
-        interface=bootstrap[1] if bootstrap else "",
-        clues=tuple(said for pattern, said in _CLUES if re.search(pattern, log)),
+        interface=interface[1] if interface else "",
+        clues=(*set_, *(said for pattern, said in _CLUES if re.search(pattern, log))),
     )
 
 

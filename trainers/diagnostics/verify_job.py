@@ -235,7 +235,7 @@ class _Worker:
             efa=sum(card.kind == "efa" for card in cards),
             infiniband=sum(card.kind == "infiniband" for card in cards),
             interface=_traffic_interface() or "",
-            transport=transport(_nccl_said(self._context.round_dir)),
+            transport=transport(_nccl_said(self._context.round_dir), os.environ),
         )
 
     def _say(self, line: str) -> None:

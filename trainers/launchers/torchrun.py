@@ -127,7 +127,6 @@ def launch(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
         start_method="fork",
         local_addr=spec.address,
         logs_specs=DefaultLogsSpecs(log_dir=spec.log_dir, redirects=Std.ALL),
-        shutdown_timeout=10,
     )
     try:
         elastic_launch(config, run_script)(spec.script, *spec.args)

@@ -1,16 +1,20 @@
 """torch's launcher for worker processes, which also sees the end of those that leave without a word.
 
-torch 2.13 waits for a value from each worker, and so for ever for one that ended by ``os._exit(0)``; and it takes a
+torch waits for a value from each worker, and so for ever for one that ended by ``os._exit(0)``; and it takes a
 worker that executed another program (``os.exec*``) for one that has ended, and then waits for nothing but that.
 """
 
 from __future__ import annotations
 
+import signal
 from multiprocessing.connection import wait
 from typing import Any
 
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+_SHUTDOWN_S = 10
+"""From a worker's SIGTERM to its SIGKILL, when another one has failed. torch has 30, and up to 2.11 no setting."""
 
 
 class Workers(MultiprocessContext):
@@ -30,6 +34,9 @@ class Workers(MultiprocessContext):
             return super()._poll()
         finally:
             sentinels.update(kept)
+
+    def _close(self, death_sig: signal.Signals, timeout: int = _SHUTDOWN_S) -> None:
+        super()._close(death_sig, min(timeout, _SHUTDOWN_S))
 
 
 def install() -> None:

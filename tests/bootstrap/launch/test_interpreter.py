@@ -20,6 +20,7 @@ from gpuctl.cluster.worker_context import STDERR_MARK
 from gpuctl.stacks.providers import processes
 from gpuctl.trainers.launchers.torchrun import LaunchSpec, needs_fresh
 from tests.fakes.shared_objects import DRIVER, build
+from tests.gloo_lines import without_gloo
 from tests.waiting import PATIENCE_S
 
 
@@ -66,7 +67,7 @@ class Bench:
         return self.exits.get(timeout=PATIENCE_S)
 
     def printed(self, local_rank: int = 0) -> str:
-        return self.written(local_rank).replace(STDERR_MARK.decode(), "")
+        return without_gloo(self.written(local_rank).replace(STDERR_MARK.decode(), ""))
 
     def written(self, local_rank: int = 0) -> str:
         return "".join(path.read_text() for path in self.folder.glob(f"logs/*/attempt_0/{local_rank}/std*.log"))

@@ -36,7 +36,7 @@ DTYPES = [
     *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.complex32, torch.complex64, torch.complex128),
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
-    torch.float4_e2m1fn_x2,
+    *([torch.float4_e2m1fn_x2] if torch.__version__ >= "2.10" else []),  # before, it could not be copied
 ]
 MORE_DTYPES = [*DTYPES, torch.bits8, torch.bits16]
 """DCP has no size for these."""

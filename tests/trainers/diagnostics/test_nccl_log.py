@@ -6,22 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from gpuctl.trainers.diagnostics.nccl_log import transport
+from gpuctl.cluster.network.verification import Transport
+from gpuctl.trainers.diagnostics import nccl_log
 
 LOGS = Path(__file__).with_name("nccl")
+
+
+def transport(log: str) -> Transport:
+    return nccl_log.transport(log, {})
 
 
 FOUND = {
     "efa": ("efa", True, "ens32"),
     "efa-new": ("efa", True, "enp71s0"),
     "efa-without-device": ("socket", False, "eth0"),
-    "efa-over-tcp": ("libfabric/tcp;ofi_rxm", False, ""),
+    "efa-over-tcp": ("libfabric/tcp;ofi_rxm", False, "eth0"),
     "no-plugin": ("socket", False, "eth0"),
     "infiniband": ("infiniband", True, "eth0"),
-    "infiniband-2.4": ("infiniband", False, ""),
+    "infiniband-2.4": ("infiniband", False, "ib0"),
     "roce": ("roce", False, "enp225s0f1"),
     "gvnic": ("socket", False, "eth0"),
     "one-machine": ("", False, "eth0"),
+    "one-rank-2.28": ("socket", False, "eth0"),
 }
 """Log to network, GPUDirect and interface."""
 
@@ -43,6 +49,12 @@ def test_the_network_is_the_one_that_was_used(path: Path) -> None:
 )
 def test_the_likeliest_cause_of_a_slower_network_comes_first(name: str, clue: str) -> None:
     assert clue in transport(_log(name)).clues[0]
+
+
+def test_what_is_set_is_known_where_nccl_does_not_tell() -> None:
+    found = nccl_log.transport(_log("one-rank-2.28"), {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "0"})
+    assert found.clues[0] == "NCCL_NET=Socket is set: unset it"
+    assert not any("NCCL_IB_DISABLE" in clue for clue in found.clues)
 
 
 def test_without_the_plug_in_that_is_said_too() -> None:

@@ -205,9 +205,10 @@ def _program(*command: str, launcher: str = "exec", nproc: int = 1) -> list[str]
     return [sys.executable, "-P", "-m", process_group.__name__, launcher, str(nproc), *command]
 
 
-def test_as_a_program_it_prints_where_it_is_and_ends_as_the_first_that_failed() -> None:
-    command = _program(*SH, 'echo "$RANK/$WORLD_SIZE"; exit $((RANK * 5))', nproc=2)
-    done = subprocess.run(command, env={**os.environ, **MINGLE}, capture_output=True, text=True)
+def test_as_a_program_it_prints_where_it_is_and_ends_as_the_first_that_failed(tmp_path: Path) -> None:
+    script = 'echo "$RANK/$WORLD_SIZE"; : > $RANK; until [ -e 0 ]; do :; done; exit $((RANK * 5))'
+    command = _program(*SH, script, nproc=2)
+    done = subprocess.run(command, env={**os.environ, **MINGLE}, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, sorted(done.stdout.split())) == (5, ["0/2", "1/2"])
 
 

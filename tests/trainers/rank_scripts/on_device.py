@@ -64,3 +64,50 @@ def ddp_run(device: str, url: str, steps: int, every: int, kill_at: int = 0) -> 
     found = facts({"model": state["model"].module, "optimizer": state["optimizer"]})
     dist.destroy_process_group()
     return begun, found, backend
+
+
+def exchanged(device: str, method: Any, steps: int, pause: int = 0) -> dict[str, Tensor]:
+    """The weights after steps on each rank's own samples, where ``method`` exchanges gradients.
+
+    In a group of gloo, which takes tensors of any device and any number of ranks on one. ``pause``: cycles that a GPU
+    does something else at the beginning of each exchange.
+    """
+    model, optimizer = _net(device)
+    learner = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    method.attach(learner, optimizer)
+    if pause:
+        exchange = method._hook._exchange
+
+        def late(bucket: Any) -> None:
+            torch.cuda._sleep(pause)
+            exchange(bucket)
+
+        method._hook._exchange = late
+    for step in range(steps):
+        _learn(learner, optimizer, device, step)
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+
+def averaged(device: str, method: Any, steps: int) -> dict[str, Tensor]:
+    """As ``exchanged``, where ``method`` averages weights. With what it remembers."""
+    model, optimizer = _net(device)
+    method.attach(model, optimizer)
+    for step in range(steps):
+        _learn(model, optimizer, device, step)
+        method.after_step()
+    found: dict[str, Tensor] = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    return found | {f"outer.{name}": tensor.cpu() for name, tensor in method.state_dict().get("momentum", {}).items()}
+
+
+def _net(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 8)).double().to(device)
+    return model, torch.optim.SGD(model.parameters(), 0.05)
+
+
+def _learn(model: nn.Module, optimizer: torch.optim.Optimizer, device: str, step: int) -> None:
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    inputs = torch.randn(16, 96, generator=generator, dtype=torch.float64).to(device)
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import threading
 from collections.abc import Callable
@@ -179,8 +181,10 @@ def watched_load(url: str) -> tuple[str, list[str]]:
     state = {"weights": torch.zeros(3), "epoch": 0, "pair": None}
     reader = BucketReader(url)
     sys.addaudithook(watch)
+    said = io.StringIO()
     try:
-        dcp.load(state, storage_reader=reader)
+        with contextlib.redirect_stderr(said):  # up to torch 2.11, the exception does not tell why
+            dcp.load(state, storage_reader=reader)
     except CheckpointException as error:
-        return str(error), seen
+        return f"{error}{said.getvalue()}", seen
     return "", seen

@@ -30,6 +30,7 @@ from gpuctl.trainers.checkpoint.save.uploader import TransferLimits
 from gpuctl.trainers.checkpoint.state.load_targets import metadata_of
 from gpuctl.trainers.checkpoint.state.treespec import unflatten_state
 from gpuctl.trainers.checkpoint.tensor_bytes import dtype_of
+from gpuctl.trainers.console import say
 
 
 class BucketReader(StorageReader):
@@ -76,6 +77,14 @@ class BucketReader(StorageReader):
 
     def read_metadata(self) -> Metadata:
         """Raises ``BadInput`` if there is no such checkpoint, and ``Damaged``."""
+        try:
+            return self._metadata()
+        except GpuctlError as error:
+            if torch.__version__ < "2.12":  # there, dcp.load keeps it to itself: AssertionError
+                say(str(error))
+            raise
+
+    def _metadata(self) -> Metadata:
         place = self._place()
         entry = _chosen(place.entries(), self._step)
         manifest = read_manifest(place.store, entry)

@@ -214,11 +214,19 @@ def _set(name: str, item: Any, value: Any, state: State) -> None:
     elif isinstance(item, torch.optim.Optimizer) and (model := _model_of(item, state)):
         # Not strict: a parameter that no gradient ever came to has no state.
         with untouched(item):
-            set_optimizer_state_dict(model, item, value, options=StateDictOptions(strict=False))
+            set_optimizer_state_dict(model, item, _for_all(value), options=StateDictOptions(strict=False))
+        for parameter in [parameter for parameter, of in item.state.items() if not of]:
+            del item.state[parameter]
     elif _is_stateful(item):
         item.load_state_dict(value)
     else:
         state[name] = value
+
+
+def _for_all(value: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with an empty one for each parameter that has none: torch 2.9 fails without."""
+    names = (name for group in value["param_groups"] for name in group["params"])
+    return {**value, "state": {**{name: {} for name in names}, **value["state"]}}
 
 
 def _kind(tensor: torch.Tensor | None) -> str:

@@ -180,6 +180,11 @@ def failures_of(call: Any) -> list[BaseException]:
     return [failure for failure, _ in raised.value.failures.values()]
 
 
+def said_of(raised: pytest.ExceptionInfo[BaseException], capsys: pytest.CaptureFixture[str]) -> str:
+    """Up to torch 2.11, ``dcp.load`` keeps to itself why there is no manifest: a line says it."""
+    return str(raised.value) if torch.__version__ >= "2.12" else capsys.readouterr().err
+
+
 @pytest.mark.parametrize("harm", ["flipped", "cut short", "missing"])
 def test_a_damaged_part_is_named_and_the_checkpoint_before_can_be_chosen(bucket_url: str, harm: str) -> None:
     for step in (1, 2):
@@ -209,13 +214,14 @@ def test_saving_a_step_again_overwrites_nothing_of_it(file_url: str) -> None:
     assert files_of(file_url) == keys, "the one that was replaced is gone"
 
 
-def test_a_damaged_manifest_is_named(file_url: str) -> None:
+def test_a_damaged_manifest_is_named(file_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     state = {"weights": torch.ones(3)}
     dcp.save(state, storage_writer=BucketWriter(file_url, step=1))
     key = f"{log_of(file_url).entries[0].path}/manifest.json"
     open_bucket(file_url).put(key, b"{}")
-    with pytest.raises(CheckpointException, match=f"{key} is not what was written"):
+    with pytest.raises(CheckpointException) as raised:
         dcp.load(state, storage_reader=BucketReader(file_url))
+    assert f"{key} is not what was written" in said_of(raised, capsys)
 
 
 # -- the rest of gpuctl -----------------------------------------------------------------------------------------------
@@ -381,7 +387,9 @@ def test_a_save_and_a_load_hold_no_more_than_they_say(file_url: str) -> None:
     assert loading < 64 + 20, "what may be on its way, and what the machinery needs"
 
 
-def test_a_step_is_needed_to_save_and_can_be_chosen_to_load(file_url: str, tmp_path: Path) -> None:
+def test_a_step_is_needed_to_save_and_can_be_chosen_to_load(
+    file_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     state = {"weights": torch.ones(3)}
     (failure,) = failures_of(lambda: dcp.save(state, storage_writer=BucketWriter(file_url)))
     assert "there is no step to save this as" in str(failure)
@@ -393,8 +401,9 @@ def test_a_step_is_needed_to_save_and_can_be_chosen_to_load(file_url: str, tmp_p
     assert reader.steps() == [5, 7]
     dcp.load(state, storage_reader=reader, checkpoint_id="5")
     assert reader.loaded == 5
-    with pytest.raises(CheckpointException, match="no checkpoint of step 6 found; available steps: 5, 7"):
+    with pytest.raises(CheckpointException) as raised:
         dcp.load(state, storage_reader=reader, checkpoint_id="6")
+    assert "no checkpoint of step 6 found; available steps: 5, 7" in said_of(raised, capsys)
     with pytest.raises(BadInput, match="'last' is not a number of optimizer steps"):
         dcp.save(state, storage_writer=writer, checkpoint_id="last")
     with pytest.raises(BadInput, match="'-1' is not a number"):

@@ -1,0 +1,81 @@
+"""What the launcher asks of torch, beside what the oldest torch that is supported has (see ``make test-torch``)."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.launcher import api
+
+from gpuctl.trainers.launchers import torchrun, worker_processes
+from gpuctl.trainers.launchers.worker_processes import Workers
+from tests.waiting import until
+
+CONFIG = {
+    *("min_nodes", "max_nodes", "nproc_per_node", "logs_specs", "run_id", "role", "rdzv_endpoint", "rdzv_backend"),
+    *("rdzv_configs", "rdzv_timeout", "max_restarts", "monitor_interval", "start_method", "log_line_prefix_template"),
+    *("metrics_cfg", "local_addr", "event_log_handler", "numa_options"),
+}
+"""The fields of ``LaunchConfig`` in torch 2.9.0."""
+
+
+class Asked(Exception):
+    pass
+
+
+def test_the_configuration_has_only_what_torch_2_9_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def config(**options: Any) -> None:
+        raise Asked(*options)
+
+    monkeypatch.setattr(api, "LaunchConfig", config)
+    monkeypatch.setattr(worker_processes, "install", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("PYTHONPATH", "")
+    spec = torchrun.LaunchSpec(
+        job="job-1",
+        round=1,
+        rank=0,
+        nodes=1,
+        nproc=1,
+        address="127.0.0.1",
+        master_address="127.0.0.1",
+        master_port=1,
+        script="train.py",
+        args=(),
+        cwd=str(tmp_path),
+        env={},
+        log_dir=str(tmp_path),
+    )
+    with pytest.raises(Asked) as asked:
+        torchrun.launch(spec, None)
+    assert {"min_nodes", "max_restarts"} <= set(asked.value.args) <= CONFIG
+
+
+def _is_deaf(there: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(there).touch()
+    time.sleep(600)
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch up to 2.11 has no setting for it."""
+    monkeypatch.setattr(worker_processes, "_SHUTDOWN_S", 0.2)
+    there = tmp_path / "there"
+    workers = Workers(
+        "train",
+        _is_deaf,
+        {0: (str(there),)},
+        {0: {}},
+        "fork",
+        DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL),
+    )
+    workers.start()
+    until(there.exists, "the worker to be there")
+    began = time.monotonic()
+    workers.close(signal.SIGTERM, 30)
+    assert time.monotonic() - began < 20
+    assert workers._pc and workers._pc.processes[0].exitcode == -signal.SIGKILL
