@@ -108,6 +108,7 @@ def launch(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.numa.binding import AffinityMode, NumaOptions
 
     from gpuctl.trainers.launchers import worker_processes
 
@@ -127,7 +128,10 @@ def launch(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
         start_method="fork",
         local_addr=spec.address,
         logs_specs=DefaultLogsSpecs(log_dir=spec.log_dir, redirects=Std.ALL),
+        # Without any it asks CUDA how many GPUs there are, and in forks of a process that has asked, CUDA does not work.
+        numa_options=NumaOptions(AffinityMode.NODE),
     )
+    config.numa_options = None  # which is torch's own default
     try:
         elastic_launch(config, run_script)(spec.script, *spec.args)
     except ChildFailedError as error:

@@ -181,6 +181,14 @@ def test_exit_functions_run_and_a_handler_of_sigterm_is_the_scripts_own(bench: B
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fresh", [False, True], ids=["warm", "fresh"])
+def test_nobody_has_asked_cuda_before_a_worker_is_forked(bench: Bench, fresh: bool) -> None:
+    """Else no worker could use a GPU. A torch that is built for CUDA knows it where there is no GPU, too."""
+    bench.launch("import torch\nprint(torch.cuda._is_in_bad_fork())\n", fresh=fresh)
+    assert (bench.ended(), bench.printed()) == (LauncherExit(), "False\n")
+
+
+@pytest.mark.slow
 def test_workers_meet_through_the_held_port(bench: Bench) -> None:
     script = (
         "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nprint('met', d.get_world_size())\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher import api
 
@@ -24,14 +25,25 @@ CONFIG = {
 
 
 class Asked(Exception):
-    pass
+    """What ``elastic_launch`` is asked for."""
 
 
-def test_the_configuration_has_only_what_torch_2_9_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def config(**options: Any) -> None:
-        raise Asked(*options)
+def test_the_configuration_is_one_that_torch_2_9_knows_and_leaves_cuda_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are forked from the process that makes it: had it begun CUDA, no worker could use a GPU."""
+    real, options = api.LaunchConfig, dict[str, Any]()
+
+    def config(**given: Any) -> api.LaunchConfig:
+        options.update(given)
+        return real(**given)
+
+    def launched(made: api.LaunchConfig, _: object) -> None:
+        raise Asked(made)
 
     monkeypatch.setattr(api, "LaunchConfig", config)
+    monkeypatch.setattr(api, "elastic_launch", launched)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("CUDA is begun"))
     monkeypatch.setattr(worker_processes, "install", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setenv("PYTHONPATH", "")
@@ -52,7 +64,8 @@ def test_the_configuration_has_only_what_torch_2_9_knows(tmp_path: Path, monkeyp
     )
     with pytest.raises(Asked) as asked:
         torchrun.launch(spec, None)
-    assert {"min_nodes", "max_restarts"} <= set(asked.value.args) <= CONFIG
+    assert set(options) <= CONFIG
+    assert asked.value.args[0].numa_options is None
 
 
 def _is_deaf(there: str) -> None:
