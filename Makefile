@@ -34,7 +34,7 @@ endif
 busy_loop = sh -c 'while kill -0 $$PPID 2>/dev/null; do :; done'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-exhaustive test-busy frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous bench-strategies bench-needs preview catalog docs lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-exhaustive test-torch test-busy frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous bench-strategies bench-needs preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -102,10 +102,12 @@ test-torch: TORCH ?= 2.9.0
 test-torch: $(STAMP) ## What touches torch, with another one: the oldest that is supported, or TORCH=2.11.0
 	$(BIN)/python -m venv build/torch-$(TORCH)
 	PIP_CONSTRAINT= build/torch-$(TORCH)/bin/python -m pip install --quiet torch==$(TORCH)
+	build/torch-$(TORCH)/bin/python -m pip install --quiet --no-deps -e .
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> "$$(build/torch-$(TORCH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"
 	build/torch-$(TORCH)/bin/python -m pytest -n 3 --dist loadgroup -m "not exhaustive" tests/trainers \
-		tests/bootstrap/launch tests/bootstrap/torchrun_plugin $(addprefix tests/e2e/test_,gpus.py ends.py training.py strategies.py mingle.py)
+		tests/bootstrap/launch tests/bootstrap/torchrun_plugin \
+		$(addprefix tests/e2e/test_,gpus.py ends.py training.py strategies.py mingle.py)
 
 test-exhaustive: $(STAMP) ## `up` broken off at every resource in every way, on three clouds: hours
 	$(TESTS) -m exhaustive

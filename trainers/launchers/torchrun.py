@@ -128,7 +128,7 @@ def launch(spec: LaunchSpec, listening: int | None) -> list[WorkerFailure]:
         start_method="fork",
         local_addr=spec.address,
         logs_specs=DefaultLogsSpecs(log_dir=spec.log_dir, redirects=Std.ALL),
-        # Without any it asks CUDA how many GPUs there are, and in forks of a process that has asked, CUDA does not work.
+        # Without any it asks CUDA for the number of GPUs, and in forks of a process that has, CUDA does not work.
         numa_options=NumaOptions(AffinityMode.NODE),
     )
     config.numa_options = None  # which is torch's own default
