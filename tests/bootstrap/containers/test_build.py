@@ -134,6 +134,22 @@ def test_what_a_killed_one_left_on_the_disk_goes_with_the_next(builder: Builder)
     assert not folder.exists()
 
 
+def test_the_name_of_a_killed_one_goes_with_the_next(builder: Builder) -> None:
+    """One that was killed when its image was there already."""
+    program, ended = containers.runtime(), subprocess.Popen(["true"])
+    ended.wait()
+    left = f"{images.REPOSITORY}/mine:building-{ended.pid}-01234567"
+    going_on = f"{images.REPOSITORY}/mine:building-{os.getpid()}-01234567"
+    for name in (left, going_on):
+        assert containers.ask(program, "tag", containers.IMAGE, name).returncode == 0
+    try:
+        assert builder.build(f"FROM {containers.IMAGE}\nRUN true\n")[0] == 0
+        there = builder.left()
+        assert left not in there and going_on in there
+    finally:
+        containers.ask(program, "rmi", going_on)
+
+
 def test_one_is_pushed_to_a_registry_and_the_bucket_keeps_nothing(builder: Builder, tmp_path: Path) -> None:
     gate = threading.Event()
     gate.set()

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from gpuctl.bootstrap.environments.node_environments import NodeEnvironments
 from gpuctl.cluster import layout
 from gpuctl.cluster.clock import SystemClock
 from gpuctl.cluster.environments import registry, source
-from gpuctl.cluster.errors import Fenced, GpuctlError
+from gpuctl.cluster.errors import Fenced, GpuctlError, StoreError, StoreUnavailable
 from gpuctl.cluster.records.environments import EnvironmentBuild
 from gpuctl.cluster.records.jobs import JobSpec
 from gpuctl.cluster.records.rounds import Member
@@ -324,6 +324,31 @@ def test_an_index_that_stays_away_ends_it(
     index.failures = 10**9
     with pytest.raises(EnvironmentFailed, match="503 Service Unavailable"):
         node("node-1").environments.have(job(code, index, "beta\n", UV_HTTP_RETRIES="0"), code)
+
+
+class Refusing:
+    """A bucket that does nothing at first, as one whose keys have run out, or that is away."""
+
+    def __init__(self, store: Bucket, error: Exception, times: int) -> None:
+        self._store, self._error, self._times = store, error, times
+
+    def __getattr__(self, name: str) -> Any:
+        if self._times > 0:
+            self._times -= 1
+            raise self._error
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("error", [StoreError("access denied"), StoreUnavailable("no route")], ids=["refuses", "away"])
+def test_a_bucket_that_does_not_answer_is_waited_for(
+    tmp_path: Path, store: Bucket, code: Path, index: PackageIndex, error: GpuctlError
+) -> None:
+    one = Node(tmp_path, "node-1", cast("Bucket", Refusing(store, error, 3)))
+    try:
+        assert one.environments.have(job(code, index, "beta\n"), code) is not None
+    finally:
+        one.stop()
+    assert f"waiting for the bucket: {error.message}" in one.did
 
 
 def test_a_lock_for_another_python_is_refused(node: Callable[[str], Node], code: Path) -> None:

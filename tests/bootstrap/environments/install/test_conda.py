@@ -218,6 +218,15 @@ def test_another_python_than_the_nodes_is_refused(
         have(node("node-1"), job(code, channel, "python=3.99"), code)
 
 
+def test_what_gpuctl_itself_needs_holds_for_it_too(
+    node: Callable[[str], Node], code: Path, channel: CondaChannel
+) -> None:
+    """Its own modules run in the environment."""
+    channel.add_pure("msgspec", "0.5")
+    with pytest.raises(EnvironmentFailed, match=r"Cannot solve .*msgspec"):
+        have(node("node-1"), job(code, channel, "msgspec"), code)
+
+
 def test_pips_packages_must_fit_condas(
     node: Callable[[str], Node], code: Path, channel: CondaChannel, index: PackageIndex
 ) -> None:
