@@ -55,7 +55,7 @@ class CondaChannel:
         for path in library.rglob("*"):
             name = f"lib/python{version}/{path.relative_to(library).as_posix()}"
             if path.is_file() and "__pycache__" not in name and not any(part in name for part in _NOT_NEEDED):
-                files[name] = path
+                files[name] = _as_conda_has_it(path, path.relative_to(library).as_posix())
         self.add("python", platform.python_version(), files)
 
     def add(self, name: str, version: str, files: Mapping[str, Content], depends: tuple[str, ...] = ()) -> None:
@@ -116,6 +116,14 @@ class CondaChannel:
     def _write(self, subdir: str, packages: dict[str, object]) -> None:
         about = {"info": {"subdir": subdir}, "packages": {}, "packages.conda": packages, "repodata_version": 1}
         (self.folder / subdir / "repodata.json").write_text(json.dumps(about))
+
+
+def _as_conda_has_it(path: Path, name: str) -> Content:
+    """A file of the standard library. Debian's Python has packages in folders of its own."""
+    if name not in ("site.py", "sysconfig.py", "sysconfig/__init__.py"):
+        return path
+    ours = path.read_bytes().replace(b'"dist-packages"', b'"site-packages"')
+    return ours.replace(b"prefix_scheme = 'posix_local'", b"prefix_scheme = 'posix_prefix'")
 
 
 def _path(name: str, content: Content) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import resource
@@ -338,9 +339,9 @@ def test_a_chain_of_links_does_not_reach_outside(
         for name, _ in links:
             member(f"{name}/evil")(tar)
 
-    with pytest.raises(CorruptRecord):
+    with contextlib.suppress(CorruptRecord):  # later Pythons let them lead to somewhere inside
         unpack(archive(fill), tmp_path / "in" / "folder")
-    assert not list((tmp_path / "in").glob("evil"))
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["folder"]
 
 
 def test_links_with_dots_and_behind_other_links_lead_where_they_did(tmp_path: Path) -> None:
