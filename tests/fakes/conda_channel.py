@@ -56,6 +56,8 @@ class CondaChannel:
             name = f"lib/python{version}/{path.relative_to(library).as_posix()}"
             if path.is_file() and "__pycache__" not in name and not any(part in name for part in _NOT_NEEDED):
                 files[name] = _as_conda_has_it(path, path.relative_to(library).as_posix())
+        if "dist-packages" in (library / "site.py").read_text():  # Debian's, and frozen in its program
+            files[f"lib/python{version}/dist-packages"] = Link("site-packages")
         self.add("python", platform.python_version(), files)
 
     def add(self, name: str, version: str, files: Mapping[str, Content], depends: tuple[str, ...] = ()) -> None:
@@ -119,11 +121,10 @@ class CondaChannel:
 
 
 def _as_conda_has_it(path: Path, name: str) -> Content:
-    """A file of the standard library. Debian's Python has packages in folders of its own."""
-    if name not in ("site.py", "sysconfig.py", "sysconfig/__init__.py"):
+    """A file of the standard library; of Debian's, which installs packages to folders of its own."""
+    if name not in ("sysconfig.py", "sysconfig/__init__.py"):
         return path
-    ours = path.read_bytes().replace(b'"dist-packages"', b'"site-packages"')
-    return ours.replace(b"prefix_scheme = 'posix_local'", b"prefix_scheme = 'posix_prefix'")
+    return path.read_bytes().replace(b"prefix_scheme = 'posix_local'", b"prefix_scheme = 'posix_prefix'")
 
 
 def _path(name: str, content: Content) -> dict[str, object]:
