@@ -24,6 +24,16 @@ def full_disk(folder: Path) -> str:
     return f"no space left on the disk that holds {folder}" if is_full else ""
 
 
+def used_share(folder: Path) -> float:
+    """How full the disk that holds ``folder`` is, from 0 to 1, as ``df`` tells it: of what its users may fill, which
+    leaves out the blocks kept for root and a quota's rest. 0 where there is no such folder."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return 0.0
+    return usage.used / ((usage.used + usage.free) or 1)  # neither, on what is not a disk, such as /proc
+
+
 def full_bucket(store: _Located) -> str:
     """The same of a bucket that is a folder on this machine."""
     parts = urlsplit(store.url)

@@ -8,7 +8,6 @@ container still has.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gpuctl.cluster.atomic_write import write_atomic
+from gpuctl.cluster.disk import used_share
 
 _NEWEST = 2
 _FULL = 0.8
@@ -34,12 +34,12 @@ class PulledImages:
         self,
         note: Path,
         say: Callable[[str], None],
-        used: Callable[[Path], float] | None = None,
+        used: Callable[[Path], float] = used_share,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._note = note
         self._say = say
-        self._used = used or _used
+        self._used = used
         self._now = now
 
     def pulled(self, name: str) -> None:
@@ -80,12 +80,3 @@ class PulledImages:
     def _write(self, found: dict[str, float]) -> None:
         with contextlib.suppress(OSError):  # the disk may be full: then an image is not known to be old
             write_atomic(self._note, msgspec.json.encode(found))
-
-
-def _used(folder: Path) -> float:
-    """0 where it is not on this machine."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return 0.0
-    return 1 - usage.free / usage.total

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuctl.cluster.clock import Clock
+from gpuctl.cluster.disk import used_share
 from gpuctl.cluster.errors import GpuctlError
 from gpuctl.cluster.jobs import queue
 from gpuctl.cluster.storage.interface import Store
@@ -52,13 +53,13 @@ class OldJobs:
         store: Store,
         clock: Clock,
         say: Callable[[str], None],
-        used: Callable[[Path], float] | None = None,
+        used: Callable[[Path], float] = used_share,
     ) -> None:
         self._folder = folder
         self._store = store
         self._clock = clock
         self._say = say
-        self._used = used or _used
+        self._used = used
         self._swept_at: float | None = None
         self._busy = threading.Lock()
 
@@ -118,8 +119,3 @@ class OldJobs:
 
 def _newest_first(found: Iterable[_Old]) -> list[_Old]:
     return sorted(found, key=lambda one: one.age_s)
-
-
-def _used(folder: Path) -> float:
-    usage = shutil.disk_usage(folder)
-    return 1 - usage.free / usage.total
