@@ -130,7 +130,9 @@ class _Worker:
             workers=self._local_size,
             blocked=blocked,
         )
-        self._say(f"{len(self._nodes)} nodes, {self._size} workers, {self._backend}")
+        nodes, workers = len(self._nodes), self._size
+        counted = f"{nodes} node{'s' if nodes > 1 else ''}, {workers} worker{'s' if workers > 1 else ''}"
+        self._say(f"{counted}, {self._backend}")
         self._exchange.tell("device", self._tried(burn_in_s))
         devices = tuple(self._exchange.all("device", DeviceCheck))
         found = msgspec.structs.replace(found, devices=devices)
