@@ -44,6 +44,7 @@ from gpuctl.bootstrap.containers.old_images import PulledImages
 from gpuctl.bootstrap.containers.process import ContainerCommand, ContainerRun
 from gpuctl.bootstrap.launch.interpreter import Launched, OnExit
 from gpuctl.bootstrap.ports import reserved
+from gpuctl.cluster.disk import used_share
 from gpuctl.cluster.environments import images
 from gpuctl.cluster.errors import Fenced, GpuctlError
 from gpuctl.cluster.storage.interface import PartStore
@@ -71,7 +72,7 @@ class Containers:
         gpus: bool,
         say: Callable[[str], None],
         on_change: Callable[[], None],
-        used: Callable[[Path], float] | None = None,
+        used: Callable[[Path], float] = used_share,
     ) -> None:
         """``store``: may have images; ``node_env``: for the workers of every job here; ``env``: for Docker or Podman
         themselves; ``used``: see ``PulledImages``."""
