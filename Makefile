@@ -34,7 +34,7 @@ endif
 busy_loop = sh -c 'while kill -0 $$PPID 2>/dev/null; do :; done'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-exhaustive test-torch test-busy frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous bench-strategies bench-needs preview catalog docs lint types contracts unit format constraints clean sick
+.PHONY: help setup demo test test-all test-exhaustive test-torch test-busy test-bare frameworks test-times test-machines mutate bench bench-checkpoint bench-rendezvous bench-strategies bench-needs preview catalog docs lint types contracts unit format constraints clean sick
 .NOTPARALLEL:
 
 help: ## Show this list
@@ -116,6 +116,9 @@ test-busy: $(STAMP) ## The quick tests beside two busy loops: none may need a ma
 	@$(busy_loop) & one=$$!; $(busy_loop) & other=$$!; \
 	trap "kill $$one $$other" EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP; \
 	$(TESTS)
+
+test-bare: $(STAMP) ## The quick tests on a Debian with Python and make and nothing else (root, Linux, mmdebstrap)
+	$(BIN)/python -m tools.test_bare
 
 test-times: $(STAMP) ## Of the last run of tests, the thirty that took longest, and slow ones without a mark
 	$(BIN)/python -m tools.test_run --times
