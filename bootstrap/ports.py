@@ -43,8 +43,31 @@ class PortPool:
 
     def _fill(self) -> None:
         while len(self._sockets) < self._size:
-            listening = socket.create_server((self._address, 0), family=family_of(self._address), backlog=1024)
+            listening = _listening(self._address)
             self._sockets[listening.getsockname()[1]] = listening
+
+
+def _listening(address: str) -> socket.socket:
+    """At a port that nobody has at another address of this machine, for programs that listen at all of them: torch's
+    store, JAX's coordinator."""
+    with _everywhere() as chosen:
+        server = address, chosen.getsockname()[1]
+        return socket.create_server(server, family=family_of(address), backlog=1024)
+
+
+def _everywhere() -> socket.socket:
+    """Bound to a free port at all addresses; who names it may listen there."""
+    dual = socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if dual:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("", 0))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
 
 
 def reserved(listening: socket.socket) -> socket.socket:

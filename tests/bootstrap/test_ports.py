@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from gpuctl.bootstrap.ports import PortPool, reserved
+from tests.waiting import PATIENCE_S
 
 
 def test_a_port_is_listening_before_it_is_offered_and_is_given_once() -> None:
@@ -48,6 +52,28 @@ def test_a_round_gets_its_port_where_no_other_can_be_opened() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         pool.close()
     taken.close()
+
+
+_FOUR_PORTS = """
+    ip link set lo up && echo 40000 40003 > /proc/sys/net/ipv4/ip_local_port_range && exec "$0" -c "$1"
+"""
+_THREE_TAKEN = """
+import socket
+from gpuctl.bootstrap.ports import PortPool
+taken = [socket.create_server(("127.0.0.2", port)) for port in (40000, 40001, 40003)]
+for _ in range(20):
+    pool = PortPool("127.0.0.1", size=1)
+    print(*pool.offered())
+    pool.close()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a network namespace of its own")
+def test_a_port_that_somebody_has_at_another_address_is_not_offered() -> None:
+    """torch's store and JAX's coordinator listen at all addresses."""
+    command = ["unshare", "--net", "sh", "-c", _FOUR_PORTS, sys.executable, _THREE_TAKEN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.split() == ["40002"] * 20, done.stderr
 
 
 def test_a_port_that_was_never_offered_is_not_given() -> None:
