@@ -23,6 +23,8 @@ from tests.paths import ROOT
 
 USERS = ("root", "plain")
 _PACKAGES = ("python3", "python3-venv", "make")
+_TRUST = ("SSL_CERT_FILE",)
+"""By which uv knows a package index of this machine's."""
 _TIMEOUT_S = 3600.0
 _SHOWN = 12
 _SCRIPT = """
@@ -55,11 +57,12 @@ def _run(user: str, layer: Path) -> int:
     log.parent.mkdir(exist_ok=True)
     log.write_text("")
     print(f"as {user}, with SIGINT ignored: see {log.relative_to(ROOT)}", flush=True)
-    env = pip_settings()
+    env = pip_settings() | {name: os.environ[name] for name in _TRUST if name in os.environ}
     with tempfile.TemporaryDirectory() as place:
         clone = Path(place) / "clone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        mounts = {"/clone": clone, "/log": log, "/etc/resolv.conf": Path("/etc/resolv.conf")}
+        mounts = {"/clone": clone, "/log": log}
+        mounts |= {path: Path(path) for path in ("/sys", "/etc/resolv.conf")}
         machine = Chroot(Path(place) / "root", [layer], mounts | {str(path): path for path in named_paths(env)})
         began, code = time.monotonic(), 0
         try:
@@ -88,7 +91,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def named_paths(settings: Mapping[str, str]) -> Iterator[Path]:
-    """Files and folders of this machine that pip's settings name. An index's files lie beside it."""
+    """Files and folders of this machine that these settings name. An index's files lie beside it."""
     for word in " ".join(settings.values()).split():
         path = Path(word.removeprefix("file://"))
         if path.is_absolute() and path.exists():

@@ -120,7 +120,7 @@ def orphaned_engine(pid: int, stack: str) -> psutil.Process | None:
     try:
         engine = psutil.Process(pid)
         parent = engine.parent()
-        if engine.environ().get(STACK) != stack or (parent and any("gpuctl" in word for word in parent.cmdline())):
+        if engine.environ().get(STACK) != stack or (parent and _is_gpuctl(parent)):
             return None
     except psutil.Error:
         return None
@@ -138,6 +138,11 @@ def ends_within(process: psutil.Process, seconds: float) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def _is_gpuctl(process: psutil.Process) -> bool:
+    """And not a shell that was told to run it, which in a container takes in orphans."""
+    return any(Path(word).name == "gpuctl" or word.startswith("gpuctl.") for word in process.cmdline())
 
 
 def _is_orphan(process: psutil.Process, stack: str) -> bool:

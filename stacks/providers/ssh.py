@@ -63,10 +63,10 @@ class SshProvider(UsesMachines):
         before = clusters.get(request.name)
         request = dataclasses.replace(request, hosts=request.hosts or (before.hosts if before else ()))
         targets = _targets(request)
-        ssh_config.program()
         url = bucket_of(request)
         if not url:
             raise BadInput("your own machines need a bucket that all of them can reach", "for example --bucket s3://…")
+        ssh_config.program()
         env = bucket_keys(url, os.environ, say)
         env |= {name: os.environ[name] for name in _PIP if os.environ.get(name)}
         bucket = open_bucket(url)

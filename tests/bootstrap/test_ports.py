@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -68,7 +69,9 @@ for _ in range(20):
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a network namespace of its own")
+@pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("ip"), reason="network namespaces need root, iproute2 and util-linux"
+)
 def test_a_port_that_somebody_has_at_another_address_is_not_offered() -> None:
     """torch's store and JAX's coordinator listen at all addresses."""
     command = ["unshare", "--net", "sh", "-c", _FOUR_PORTS, sys.executable, _THREE_TAKEN]

@@ -39,7 +39,7 @@ from gpuctl.stacks.state.paths import state_dir
 from tests.fakes.pulumi.monitor import Monitor, run
 from tests.fakes.requests import asked
 from tests.paths import ROOT
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 EVENTS = Path(__file__).with_name("events")
 VPC = "urn:pulumi:demo::gpuctl::gpuctl:aws:Network$aws:ec2/vpc:Vpc::demo"
@@ -418,11 +418,15 @@ def test_the_lock_of_a_process_that_lives_is_never_cleared(force: bool) -> None:
     assert "cancel" not in cli.ran
 
 
-def test_an_engine_whose_gpuctl_was_killed_is_waited_for() -> None:
-    folder = state_dir() / "pulumi" / "demo"
-    starts = ["sh", "-c", "sleep 1000 > /dev/null 2>&1 & echo $!"]  # and ends, so that it is an orphan
-    done = subprocess.run(starts, env={**os.environ, "GPUCTL_STACK": str(folder)}, capture_output=True, check=True)
-    engine, said = psutil.Process(int(done.stdout)), list[str]()
+@pytest.mark.parametrize("then", ["", "wait"], ids=["that nobody has", "that a container's shell has taken in"])
+def test_an_engine_whose_gpuctl_was_killed_is_waited_for(then: str) -> None:
+    env = {**os.environ, "GPUCTL_STACK": str(state_dir() / "pulumi" / "demo")}
+    starts = ["sh", "-c", f": gpuctl up; sleep 1000 > /dev/null 2>&1 & echo $!; {then}"]
+    shell = subprocess.Popen(starts, env=env, stdout=subprocess.PIPE, text=True)
+    assert shell.stdout
+    engine, said = psutil.Process(int(shell.stdout.readline())), list[str]()
+    if not then:
+        shell.wait(PATIENCE_S)
 
     def say(line: str) -> None:
         said.append(line)
@@ -434,6 +438,7 @@ def test_an_engine_whose_gpuctl_was_killed_is_waited_for() -> None:
     finally:
         with suppress(psutil.NoSuchProcess):
             engine.kill()
+        shell.communicate(timeout=PATIENCE_S)
     assert [verb for verb in cli.ran if not verb.startswith("stack")] == ["up", "up"]
     assert len(said) == 1 and f"whose gpuctl has ended: waiting for it (to end it: kill {engine.pid})" in said[0]
 
