@@ -27,7 +27,7 @@ def own_address(address: str | None = None, interface: str | None = None) -> str
         try:
             address = str(ipaddress.ip_address(address.strip("[]")))
         except ValueError as error:
-            raise BadInput(f"--address {address} is not an IP address", f"this machine has {shown(there)}") from error
+            raise BadInput(f"{address!r} is not an IP address", f"this machine has {shown(there)}") from error
         if not carrier(address, there) and not ipaddress.ip_address(address).is_loopback:
             raise BadInput(f"this machine does not have the address {address}", f"it has {shown(there)}")
         return address

@@ -68,7 +68,7 @@ class Rendezvous(RendezvousHandler):
             raise BadInput("--rdzv-endpoint is missing", "name a bucket: --rdzv-endpoint=s3://my-bucket/lab")
         if not params.run_id or params.run_id == "none":  # torchrun's own, where there is none
             raise BadInput("--rdzv-id is missing", "choose a name that all nodes of the run give")
-        timeout_s = params.get_as_int("timeout")
+        timeout_s = _patience_s(params)
         request = RunRequest(params.run_id, params.min_nodes, params.max_nodes, host=host_name())
         attendee = Attendee(request.host, own_address(params.local_addr))
         bucket = open_bucket(params.endpoint, patience_s=3.0, timeout_s=5.0)
@@ -196,6 +196,19 @@ class Rendezvous(RendezvousHandler):
 
 
 _HEALTHY = RunResult(state=WorkerState.HEALTHY)
+
+
+def _patience_s(params: RendezvousParameters) -> int | None:
+    """How long to wait for enough nodes; ``None``: for ever."""
+    try:
+        given: int | None = params.get_as_int("timeout")
+    except ValueError:
+        given = 0
+    if given is not None and given <= 0:
+        raise BadInput(
+            f"--rdzv-conf timeout={params.get('timeout')} is not a number of seconds", "for example timeout=600"
+        )
+    return given
 
 
 def _first(result: RunResult, part: RoundPart) -> RankExit:

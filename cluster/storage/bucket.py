@@ -281,7 +281,7 @@ def _open_folder(url: str, mode: int) -> Bucket:
         return Bucket(LocalStore(folder, automatic_cleanup=False, mkdir=True), url)
     except Exception as error:
         why = (error.strerror if isinstance(error, OSError) else None) or first_line(str(error))
-        raise StoreError(f"cannot open the folder {folder}: {why}", "choose another --bucket") from error
+        raise StoreError(f"cannot open the folder {folder}: {why}", "choose another bucket") from error
 
 
 def _put(store: ObjectStore, key: str, data: bytes | memoryview, mode: Literal["create", "overwrite"]) -> None:

@@ -28,7 +28,7 @@ def test_an_address_of_another_machine_is_refused_with_those_that_there_are(addr
 
 @pytest.mark.parametrize("address", ["", "my-host", "10.0.0", "10.0.0.1/24"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(BadInput, match=f"--address {address} is not an IP address"):
+    with pytest.raises(BadInput, match=f"{address!r} is not an IP address"):
         own_address(address)
 
 

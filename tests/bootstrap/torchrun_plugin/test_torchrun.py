@@ -243,6 +243,10 @@ def test_one_too_many_waits_and_ends_with_the_others(torchruns: Torchruns) -> No
             ["--rdzv-id=exp1", "--rdzv-endpoint=file:///tmp/b", "--local-addr=203.0.113.7"],
             "error: this machine does not have the address 203.0.113.7; it has ",
         ),
+        (
+            ["--rdzv-id=exp1", "--rdzv-endpoint=file:///tmp/b", "--rdzv-conf=timeout=10m"],
+            "error: --rdzv-conf timeout=10m is not a number of seconds; for example timeout=600",
+        ),
     ],
 )
 def test_flags_that_cannot_be_are_one_line(tmp_path: Path, flags: list[str], said: str) -> None:
